@@ -1,0 +1,1 @@
+"""Static checks of a deployment: one check a module, each a function (deployment) -> findings."""

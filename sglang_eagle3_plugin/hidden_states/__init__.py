@@ -1,0 +1,1 @@
+"""Hidden states on disk: formats, extraction, export, verify, compare, score."""

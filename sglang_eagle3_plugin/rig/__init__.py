@@ -1,0 +1,1 @@
+"""Real SGLang without a GPU: environments, tiny models, replacements for absent kernels."""

@@ -1,0 +1,1 @@
+"""What runs inside a serving process beside the patches: wiring, debug, dump."""

@@ -1,0 +1,1 @@
+"""Talking to a running server from outside: wait, status, debug control."""

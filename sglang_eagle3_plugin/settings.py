@@ -1,0 +1,104 @@
+"""The environment, read once into one frozen value. The only module that reads ``EAGLE3_*``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sglang_eagle3_plugin.boundaries import Convention
+
+_FALSE = {"0", "false", "no", "off"}
+_TRUE = {"1", "true", "yes", "on"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for through the environment.
+
+    A value that does not parse never stops a process: it is left at its default and named in ``problems``, which activation logs.
+    """
+
+    enabled: bool = True
+    """``EAGLE3_PLUGIN``: 0 turns everything off."""
+    strict: bool = False
+    """``EAGLE3_STRICT``: 1 stops the process where auto mode would warn."""
+    allowed_by_sglang: bool = True
+    """``SGLANG_PLUGINS`` is unset, or lists our entry point's name."""
+    layer_convention: Convention | None = None
+    """``EAGLE3_LAYER_CONVENTION``: output or boundary."""
+    capture_boundaries: tuple[int, ...] | None = None
+    """``EAGLE3_CAPTURE_BOUNDARIES``: comma-separated boundaries."""
+    allow_miswired: bool = False
+    """``EAGLE3_ALLOW_MISWIRED``: 1 serves although the wiring is certain to be wrong."""
+    debug: str | None = None
+    """``EAGLE3_DEBUG``: 1, or a spec; None when off."""
+    debug_file: str | None = None
+    """``EAGLE3_DEBUG_FILE``: where JSON lines go."""
+    dump_dir: str | None = None
+    """``EAGLE3_DUMP_DIR``: where hidden states are dumped; None when off."""
+    problems: tuple[str, ...] = field(default=())
+    """One sentence for each value that did not parse."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything of ours may touch SGLang in this process."""
+        return self.enabled and self.allowed_by_sglang
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the environment (``os.environ`` unless given). Never raises."""
+        env = os.environ if environ is None else environ
+        problems: list[str] = []
+        allow_list = env.get("SGLANG_PLUGINS")
+        return cls(
+            enabled=_flag(env, "EAGLE3_PLUGIN", True, problems),
+            strict=_flag(env, "EAGLE3_STRICT", False, problems),
+            # SGLang reads an empty list as "no filter" too: `if SGLANG_PLUGINS:` in sglang/srt/plugins/__init__.py.
+            allowed_by_sglang=not allow_list or ENTRY_POINT_NAME in {name.strip() for name in allow_list.split(",")},
+            layer_convention=_convention(env, problems),
+            capture_boundaries=_boundaries(env, problems),
+            allow_miswired=_flag(env, "EAGLE3_ALLOW_MISWIRED", False, problems),
+            debug=None if env.get("EAGLE3_DEBUG", "").strip().lower() in _FALSE | {""} else env["EAGLE3_DEBUG"].strip(),
+            debug_file=env.get("EAGLE3_DEBUG_FILE") or None,
+            dump_dir=env.get("EAGLE3_DUMP_DIR") or None,
+            problems=tuple(problems),
+        )
+
+
+ENTRY_POINT_NAME = "eagle3"
+"""Our name among the ``sglang.srt.plugins`` entry points, which ``SGLANG_PLUGINS`` lists."""
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool, problems: list[str]) -> bool:
+    value = env.get(name, "").strip().lower()
+    if not value:
+        return default
+    if value in _TRUE | _FALSE:
+        return value in _TRUE
+    problems.append(f"{name}={env[name]!r} is neither 1 nor 0; it is taken as {int(default)}")
+    return default
+
+
+def _convention(env: Mapping[str, str], problems: list[str]) -> Convention | None:
+    value = env.get("EAGLE3_LAYER_CONVENTION", "").strip().lower()
+    if not value:
+        return None
+    try:
+        return Convention(value)
+    except ValueError:
+        problems.append(f"EAGLE3_LAYER_CONVENTION={value!r} is neither 'output' nor 'boundary'; it is ignored")
+        return None
+
+
+def _boundaries(env: Mapping[str, str], problems: list[str]) -> tuple[int, ...] | None:
+    value = env.get("EAGLE3_CAPTURE_BOUNDARIES", "").strip()
+    if not value:
+        return None
+    if not re.fullmatch(r"\d{1,6}(\s*,\s*\d{1,6})*", value):
+        problems.append(
+            f"EAGLE3_CAPTURE_BOUNDARIES={value!r} is not a comma-separated list of boundaries like 2,30,58; it is ignored"
+        )
+        return None
+    return tuple(int(part) for part in value.split(","))

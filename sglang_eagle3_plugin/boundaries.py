@@ -50,9 +50,7 @@ def check(boundaries: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """
     outside = [b for b in boundaries if not 0 <= b <= num_layers]
     if outside:
-        raise BoundaryError(
-            f"boundary {_join(outside)} is outside 0..{num_layers} (the target has {num_layers} layers)"
-        )
+        raise BoundaryError(f"boundary {_join(outside)} is outside 0..{num_layers} (the target has {num_layers} layers)")
     if len(set(boundaries)) != len(boundaries):
         raise BoundaryError(f"a boundary stands twice in {_join(boundaries)}")
     if list(boundaries) != sorted(boundaries):

@@ -26,6 +26,8 @@ class Settings:
     """``EAGLE3_STRICT``: 1 stops the process where auto mode would warn."""
     allowed_by_sglang: bool = True
     """``SGLANG_PLUGINS`` is unset, or lists our entry point's name."""
+    disabled_patches: frozenset[str] = frozenset()
+    """``EAGLE3_DISABLE_PATCHES``: comma-separated ids of patches to leave out."""
     layer_convention: Convention | None = None
     """``EAGLE3_LAYER_CONVENTION``: output or boundary."""
     capture_boundaries: tuple[int, ...] | None = None
@@ -46,6 +48,13 @@ class Settings:
         """Whether anything of ours may touch SGLang in this process."""
         return self.enabled and self.allowed_by_sglang
 
+    @property
+    def why_inactive(self) -> str:
+        """The variable that turned us off, or an empty string."""
+        if not self.enabled:
+            return "EAGLE3_PLUGIN=0"
+        return "" if self.allowed_by_sglang else f"SGLANG_PLUGINS does not list {ENTRY_POINT_NAME}"
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the environment (``os.environ`` unless given). Never raises."""
@@ -57,6 +66,7 @@ class Settings:
             strict=_flag(env, "EAGLE3_STRICT", False, problems),
             # SGLang reads an empty list as "no filter" too: `if SGLANG_PLUGINS:` in sglang/srt/plugins/__init__.py.
             allowed_by_sglang=not allow_list or ENTRY_POINT_NAME in {name.strip() for name in allow_list.split(",")},
+            disabled_patches=frozenset(filter(None, (name.strip() for name in env.get("EAGLE3_DISABLE_PATCHES", "").split(",")))),
             layer_convention=_convention(env, problems),
             capture_boundaries=_boundaries(env, problems),
             allow_miswired=_flag(env, "EAGLE3_ALLOW_MISWIRED", False, problems),

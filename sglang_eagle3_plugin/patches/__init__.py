@@ -1,0 +1,8 @@
+"""The patches, one module an idea. `REGISTRY` is what activation hooks, status lists, and the docs are generated from."""
+
+from __future__ import annotations
+
+from sglang_eagle3_plugin.patches import delegation
+from sglang_eagle3_plugin.patching import Patch
+
+REGISTRY: tuple[Patch, ...] = (*delegation.PATCHES,)

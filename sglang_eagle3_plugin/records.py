@@ -1,0 +1,146 @@
+"""What each process has done, readable from outside: one small JSON file a process, in a directory only its owner can enter.
+
+SGLang logs a plugin's fault and serves on, so silence must never mean success; and a server that runs must not be stopped to be
+asked. A record that cannot be written costs a debug line, never the server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang_eagle3_plugin import __version__
+
+if TYPE_CHECKING:
+    from sglang_eagle3_plugin.patching import Ledger
+
+logger = logging.getLogger("sglang_eagle3_plugin")
+
+_ledger: Ledger | None = None
+_route = ""
+_pid = 0
+_notes: dict[str, Any] = {}
+
+
+def directory() -> Path:
+    """The records of this user: ``$EAGLE3_RUNTIME_DIR``, else below ``$XDG_RUNTIME_DIR``, else below the temporary directory.
+
+    Raises:
+        OSError: it cannot be made, or is not ours alone (another owner, a symlink, open to others).
+    """
+    # EAGLE3_RUNTIME_DIR is read here and not in Settings: the command line needs it too, whatever the other settings.
+    chosen = os.environ.get("EAGLE3_RUNTIME_DIR")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    path = (
+        Path(chosen)
+        if chosen
+        else Path(base, "sglang-eagle3")
+        if base
+        else Path(tempfile.gettempdir(), f"sglang-eagle3-{os.getuid()}")
+    )
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} must be a directory of yours with mode 0700")
+    return path
+
+
+def open_record(route: str, ledger: Ledger) -> None:
+    """Begin this process's record. It is first written when there is something to say."""
+    global _ledger, _route
+    _ledger, _route = ledger, route
+
+
+def note(key: str, value: Any) -> None:
+    """Add a fact (JSON data) to this process's record, such as the wiring, and write it."""
+    _notes[key] = value
+    write()
+
+
+def write() -> None:
+    """Write this process's record, atomically; a fault is logged at debug level only."""
+    global _pid
+    if _ledger is None:
+        return
+    try:
+        path = directory() / f"{os.getpid()}.json"
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(_contents(_ledger), file)
+        temporary.replace(path)
+        if _pid != os.getpid():  # after a fork the child removes its own file, not its parent's
+            _pid = os.getpid()
+            atexit.register(_remove, _pid, path)
+    except OSError as error:
+        logger.debug("sglang-eagle3-plugin: no record of process %d (%s)", os.getpid(), error)
+
+
+def read_all() -> list[dict[str, Any]]:
+    """The records of this user's living processes. Those of dead ones are removed on the way.
+
+    Raises:
+        OSError: the directory is not usable; see :func:`directory`.
+    """
+    records = []
+    for path in sorted(directory().glob("[0-9]*.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            alive = record["start_time"] == start_time(int(record["pid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            alive = False
+        if alive:
+            records.append(record)
+        else:
+            path.unlink(missing_ok=True)
+    return records
+
+
+def said_by_a_relative(patch_id: str) -> bool:
+    """Whether the parent, a child or a sibling of this process has this patch's trouble on record, and so has warned of it."""
+    family = {os.getpid(), os.getppid()}
+    with contextlib.suppress(OSError):
+        for record in read_all():
+            if record["pid"] != os.getpid() and family & {record["pid"], record["ppid"]}:
+                states = {row["patch"]: row["state"] for row in record["patches"]}
+                if states.get(patch_id) in ("incompatible", "failed"):
+                    return True
+    return False
+
+
+def start_time(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot (field 22 of /proc/PID/stat), or None: tells a reused pid."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        return int(after_name.split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _contents(ledger: Ledger) -> dict[str, Any]:
+    from sglang_eagle3_plugin.activation import sglang_release
+
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "start_time": start_time(os.getpid()),
+        "route": _route,
+        "release": sglang_release(),
+        "plugin": __version__,
+        "patches": [
+            {"patch": o.patch.id, "target": o.patch.target, "state": o.state.value, "reason": o.reason} for o in ledger.outcomes()
+        ],
+        **_notes,
+    }
+
+
+def _remove(pid: int, path: Path) -> None:
+    if os.getpid() == pid:
+        path.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ logger = logging.getLogger("sglang_eagle3_plugin")
 
 _lock = threading.RLock()
 _active_route: str | None = None
+_ledger: patching.Ledger | None = None
 
 
 def activate(route: str, settings: Settings | None = None) -> None:
@@ -32,7 +33,7 @@ def activate(route: str, settings: Settings | None = None) -> None:
     Raises:
         SystemExit: under ``EAGLE3_STRICT=1``, a patch does not fit a module that is already imported.
     """
-    global _active_route
+    global _active_route, _ledger
     with _lock:
         if _active_route is not None:
             return
@@ -45,7 +46,7 @@ def activate(route: str, settings: Settings | None = None) -> None:
             logger.warning("sglang-eagle3-plugin: %s", problem)
         from sglang_eagle3_plugin.patches import REGISTRY
 
-        ledger = patching.Ledger(settings)
+        ledger = _ledger = patching.Ledger(settings)
         records.open_record(route, ledger)
         for module_name in dict.fromkeys(patch.module for patch in REGISTRY):
             patches = [patch for patch in REGISTRY if patch.module == module_name]
@@ -55,6 +56,20 @@ def activate(route: str, settings: Settings | None = None) -> None:
 def active_route() -> str | None:
     """``pth``, ``entry-point``, or None where nothing has activated the plugin in this process."""
     return _active_route
+
+
+def outcomes() -> list[patching.Outcome]:
+    """Every patch that has met its module in this process, with its state."""
+    return _ledger.outcomes() if _ledger else []
+
+
+def revert(patch: patching.Patch) -> patching.Outcome | None:
+    """Take one patch back in this process; None where nothing has been activated."""
+    if _ledger is None:
+        return None
+    outcome = _ledger.revert(patch)
+    records.write()
+    return outcome
 
 
 class _Hook:

@@ -151,8 +151,10 @@ class Ledger:
 
     def revert(self, patch: Patch) -> Outcome:
         """Take back what is still ours. What other code has since replaced or wrapped is left, and named."""
+        if patch.id not in self._done:
+            return self._outcomes.get(patch.id) or Outcome(patch, State.PENDING, "it has not met its module yet")
         left = []
-        for done in reversed(self._done.pop(patch.id, [])):
+        for done in reversed(self._done.pop(patch.id)):
             if vars(done.change.owner).get(done.change.name) is done.change.value:
                 _restore(done)
             else:

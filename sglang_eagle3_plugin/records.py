@@ -12,11 +12,11 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_eagle3_plugin import __version__
+from sglang_eagle3_plugin.settings import runtime_directory
 
 if TYPE_CHECKING:
     from sglang_eagle3_plugin.patching import Ledger
@@ -30,21 +30,12 @@ _notes: dict[str, Any] = {}
 
 
 def directory() -> Path:
-    """The records of this user: ``$EAGLE3_RUNTIME_DIR``, else below ``$XDG_RUNTIME_DIR``, else below the temporary directory.
+    """The directory of this user's records (see :func:`~sglang_eagle3_plugin.settings.runtime_directory`), made if need be.
 
     Raises:
         OSError: it cannot be made, or is not ours alone (another owner, a symlink, open to others).
     """
-    # EAGLE3_RUNTIME_DIR is read here and not in Settings: the command line needs it too, whatever the other settings.
-    chosen = os.environ.get("EAGLE3_RUNTIME_DIR")
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    path = (
-        Path(chosen)
-        if chosen
-        else Path(base, "sglang-eagle3")
-        if base
-        else Path(tempfile.gettempdir(), f"sglang-eagle3-{os.getuid()}")
-    )
+    path = runtime_directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

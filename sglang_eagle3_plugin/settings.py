@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sglang_eagle3_plugin.boundaries import Convention
 
@@ -79,6 +81,19 @@ class Settings:
 
 ENTRY_POINT_NAME = "eagle3"
 """Our name among the ``sglang.srt.plugins`` entry points, which ``SGLANG_PLUGINS`` lists."""
+
+
+def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user's processes leave records and control files.
+
+    ``$EAGLE3_RUNTIME_DIR``, else below ``$XDG_RUNTIME_DIR``, else below the temporary directory.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("EAGLE3_RUNTIME_DIR"):
+        return Path(env["EAGLE3_RUNTIME_DIR"])
+    if env.get("XDG_RUNTIME_DIR"):
+        return Path(env["XDG_RUNTIME_DIR"], "sglang-eagle3")
+    return Path(tempfile.gettempdir(), f"sglang-eagle3-{os.getuid()}")
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool, problems: list[str]) -> bool:

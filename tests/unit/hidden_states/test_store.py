@@ -1,0 +1,232 @@
+"""The store: what the writer acknowledges, the reader gives back; nothing else, whatever happened in between."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.hidden_states import writer as writer_module
+from sglang_eagle3_plugin.hidden_states.layout import sample_key
+from sglang_eagle3_plugin.hidden_states.reader import CorruptShardError, Dump, to_float32
+from sglang_eagle3_plugin.hidden_states.writer import DumpFullError, Writer
+
+from .making import HEADER, dump, header, sample
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2**40), min_size=1, max_size=9), max_size=12),
+    st.integers(1, 2000),
+    st.text(max_size=20),
+)
+def test_what_is_written_is_read_back(tmp_path_factory, sequences, shard_bytes, request_id):
+    directory = tmp_path_factory.mktemp("dump")
+    written = [sample(ids, request=request_id, prompt_tokens=1) for ids in sequences]
+    dump(directory, written, shard_bytes=shard_bytes)
+    read = Dump.open(directory)
+    assert read.problems == []
+    assert [(ref.key, ref.request, ref.prompt_tokens) for ref in read.refs] == [
+        (sample_key(ids), request_id, 1) for ids in sequences
+    ]
+    for ref, source in zip(read.refs, written, strict=True):
+        tensors = read.read(ref)
+        assert tensors.input_ids.tolist() == source.token_ids
+        assert np.array_equal(tensors.aux, source.tensors["aux"][2])
+        assert np.array_equal(tensors.final, source.tensors["final"][2])
+
+
+def test_the_safetensors_library_reads_the_shards(tmp_path):
+    dump(tmp_path, [sample([1, 2, 3]), sample([4])])
+    (shard,) = tmp_path.glob("*.safetensors")
+    with safetensors.safe_open(shard, framework="numpy") as file:
+        assert json.loads(file.metadata()["header"])["boundaries"] == [2, 3, 5]
+        assert file.get_slice("0.aux").get_shape() == [3, 3, 4]
+        assert file.get_tensor("1.input_ids").tolist() == [4]
+
+
+def test_files_are_private(tmp_path):
+    dump(tmp_path / "new" / "dir", [sample([1])])
+    assert stat.S_IMODE((tmp_path / "new" / "dir").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "new" / "dir").iterdir()} == {0o600}
+
+
+def test_a_hostile_request_id_reaches_no_file_name(tmp_path):
+    dump(tmp_path / "d", [sample([1], request="../../etc/passwd\n\x00\x1b[31m")])
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["manifest-w0001.jsonl", "w0001-000000.safetensors"]
+    assert Dump.open(tmp_path / "d").refs[0].request == "../../etc/passwd\n\x00\x1b[31m"
+
+
+def test_two_writers_share_a_directory(tmp_path):
+    first, second = (Writer(tmp_path, HEADER, min_free_bytes=0) for _ in range(2))
+    first.add(sample([1, 2]))
+    second.add(sample([3, 4]))
+    second.close()
+    third = Writer(tmp_path, HEADER, min_free_bytes=0)  # its sweep must not touch the living first
+    first.close()
+    third.close()
+    assert {ref.shard for ref in Dump.open(tmp_path).refs} == {"w0001-000000.safetensors", "w0002-000000.safetensors"}
+
+
+def test_a_changed_shard_is_never_read_as_good(tmp_path):
+    dump(tmp_path, [sample([1, 2, 3])])
+    (shard,) = tmp_path.glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    read = Dump.open(tmp_path)
+    with pytest.raises(CorruptShardError, match="not what was acknowledged"):
+        read.read(read.refs[0])
+
+
+def test_a_changed_header_line_is_never_read_as_good(tmp_path):
+    dump(tmp_path, [sample([1, 2, 3])])
+    manifest = tmp_path / "manifest-w0001.jsonl"
+    manifest.write_text(manifest.read_text().replace('"boundaries":[2,3,5]', '"boundaries":[1,3,5]'))
+    read = Dump.open(tmp_path)
+    with pytest.raises(CorruptShardError, match="another header"):
+        read.read(read.refs[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_manifest_cut_or_garbled_anywhere_yields_only_acknowledged_samples(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("dump")
+    dump(directory, [sample([i, i + 1]) for i in range(4)], shard_bytes=1)
+    manifest = directory / "manifest-w0001.jsonl"
+    content = manifest.read_bytes()
+    cut = data.draw(st.integers(0, len(content)))
+    garbage = data.draw(st.binary(max_size=30))
+    manifest.write_bytes(content[:cut] + garbage)
+    read = Dump.open(directory)
+    assert len(read.refs) <= content[:cut].count(b"\n")
+    for ref in read.refs:
+        assert sample_key(read.read(ref).input_ids.tolist()) == ref.key
+
+
+def test_a_shard_name_that_leaves_the_directory_is_not_trusted(tmp_path):
+    dump(tmp_path, [sample([1])])
+    manifest = tmp_path / "manifest-w0001.jsonl"
+    manifest.write_text(manifest.read_text().replace("w0001-000000", "../w0001-000000"))
+    read = Dump.open(tmp_path)
+    assert read.refs == []
+    assert "not trusted" in read.problems[0]
+
+
+def test_mixed_dumps_are_refused_for_one_header(tmp_path):
+    dump(tmp_path, [sample([1])])
+    other = header(boundaries=(1, 2, 3))
+    dump(tmp_path, [sample([1], head=other)], head=other)
+    with pytest.raises(UserError, match="mixes dumps with boundaries"):
+        Dump.open(tmp_path).header()
+
+
+def test_duplicates_count_once(tmp_path):
+    dump(tmp_path, [sample([1, 2]), sample([3]), sample([1, 2], seed=1)], shard_bytes=1)
+    assert [ref.id for ref in Dump.open(tmp_path).unique()] == ["w0001-000000.0", "w0001-000001.0"]
+
+
+def test_no_dump_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds no dump"):
+        Dump.open(tmp_path)
+
+
+def test_quota_stops_before_it_is_passed(tmp_path):
+    writer = Writer(tmp_path, HEADER, min_free_bytes=0, shard_bytes=1, max_bytes=3000)
+    fitted = 0
+    with contextlib.suppress(DumpFullError):
+        for fitted in range(20):
+            writer.add(sample([fitted]))
+    with pytest.raises(DumpFullError, match="quota"):
+        writer.add(sample([99]))
+    writer.close()
+    assert fitted < 19, "the quota let everything in"
+    assert 0 < writer_module.used_bytes(tmp_path) <= 3000
+    assert len(Dump.open(tmp_path).refs) == writer.written_samples > 0
+
+
+def test_low_disk_stops(tmp_path):
+    writer = Writer(tmp_path, HEADER, min_free_bytes=1 << 60, shard_bytes=1)
+    with pytest.raises(DumpFullError, match="GiB free"):
+        writer.add(sample([1]))
+    writer.close()
+    assert Dump.open(tmp_path).refs == []
+
+
+def test_a_failed_write_leaves_no_trace_and_the_next_one_works(tmp_path, monkeypatch):
+    writer = Writer(tmp_path, HEADER, min_free_bytes=0, shard_bytes=1)
+    fsync = os.fsync
+    monkeypatch.setattr(writer_module.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        writer.add(sample([1]))
+    monkeypatch.setattr(writer_module.os, "fsync", fsync)
+    writer.add(sample([2]))
+    writer.close()
+    read = Dump.open(tmp_path)
+    assert [read.read(ref).input_ids.tolist() for ref in read.refs] == [[2]]
+    assert read.unacknowledged() == []
+
+
+def test_fp8_codes_become_the_numbers_of_the_standard():
+    codes = np.array([[0x00, 0x38, 0xB8, 0x7E, 0x01, 0x7F]], np.uint8)
+    numbers = to_float32(codes, np.array([2.0], np.float32))
+    assert np.array_equal(numbers, [[0.0, 2.0, -2.0, 896.0, 2 * 2.0**-9, np.nan]], equal_nan=True)
+
+
+KILLED = """
+import sys, itertools
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from hidden_states.making import HEADER, sample
+from sglang_eagle3_plugin.hidden_states.reader import Dump
+from sglang_eagle3_plugin.hidden_states.writer import Writer
+
+directory, total = Path(sys.argv[1]), int(sys.argv[2])
+writer = Writer(directory, HEADER, min_free_bytes=0, shard_bytes=1)
+done = {{tuple(Dump.open(directory).read(ref).input_ids.tolist()) for ref in Dump.open(directory).refs}}
+print("start", flush=True)
+for i in range(total):
+    if (i, i + 1) not in done:
+        writer.add(sample([i, i + 1]))
+        print(i, flush=True)
+print("end", flush=True)
+"""
+
+
+def test_sigkill_loses_nothing_that_was_acknowledged_and_resume_completes_the_set(tmp_path):
+    """Killed again and again at random moments, then left to finish. 20 kills here; benchmarks/ repeats it 100 times."""
+    kill_until_complete(tmp_path / "d", kills=20, total=400, seed=1)
+
+
+def kill_until_complete(directory, kills, total, seed):
+    clock = random.Random(seed)
+    program = KILLED.format(tests=str(Path(__file__).parents[1]))
+    acknowledged = set()
+    for kill in range(kills + 1):
+        process = subprocess.Popen([sys.executable, "-c", program, directory, str(total)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "start\n"
+        if kill < kills:
+            time.sleep(clock.random() * 0.03)
+            process.send_signal(signal.SIGKILL)
+        lines = process.stdout.read().split("\n")[:-1]
+        process.wait()
+        acknowledged |= {int(line) for line in lines if line.isdigit()}
+        read = Dump.open(directory)
+        good = [read.read(ref).input_ids.tolist() for ref in read.refs]  # raises if anything listed is corrupt
+        assert acknowledged <= {ids[0] for ids in good}
+    assert lines[-1] == "end"
+    assert sorted(good) == [[i, i + 1] for i in range(total)]
+    assert Dump.open(directory).unacknowledged() == []

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "status": "What is patched, skipped, and why: here, or in a running server.",
     "wiring": "Which boundaries each SGLang release captures for a draft, and which it should.",
     "doctor": "Find a wiring fault in a target, draft and flags before the model loads.",
+    "wait": "Wait until a server is ready; stop at once, with the reason, when it failed.",
     "compat": "The matrix over SGLang releases: show, survey, run, probe.",
 }
 

@@ -1,0 +1,177 @@
+"""How far a starting server is, and whether it failed, read from SGLang's log.
+
+The lines looked for are the same from 0.5.9 to 0.5.23 unless a comment says otherwise. Where they are written, in ``sglang/srt``:
+``model_executor/model_runner.py`` and ``model_loader/weight_utils.py`` (weights), ``model_executor/cuda_graph_runner.py``,
+``runner/`` and ``speculative/eagle_worker*.py`` (graphs), ``entrypoints/http_server.py`` (ready), ``managers/scheduler.py`` and
+``entrypoints/engine.py`` (failures).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from datetime import datetime
+
+STAGES = {"start": 14, "weights": 45, "memory": 2, "graphs": 22, "draft weights": 4, "draft graphs": 8, "warm-up": 5, "ready": 0}
+"""Stage -> its rough share of a start, in percent: what the bar goes by. A server without a draft skips the draft's two, and
+releases differ in their order (0.5.9 captures the target's graphs before it loads the draft)."""
+
+_STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*?\] ")
+_RANK = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:.]+([^\]]*)\] ")
+# tqdm, with the default format and with SGLang's own ("{desc}: {percentage}% Completed | {n}/{total} [{elapsed}<{remaining}, ...").
+_BAR = re.compile(r"(?P<what>[A-Za-z\[][^\r\n%|]*?):?\s+\d{1,3}%.*?\|\s*(?P<done>\d+)/(?P<total>\d+)\s*\[[\d:]+<(?P<left>[\d:?]+)")
+_FATAL = re.compile(
+    r"(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController|TokenizerWorker) hit an exception"
+    r"|[Rr]eceived sigquit from a child process|SIGQUIT received\."
+    r"|Initialization failed\."
+    r"|Rank \d+ scheduler (?:is dead|died during initialization)"
+    r"|terminated with -?\d+$"
+    r"|Child process unexpectedly failed"
+    r"|error while attempting to bind on address"
+    r"|launch_server(?:\.py)?: error: "
+)
+_KILLED = re.compile(r"(?:exit code|Exit code|terminated with|exitcode)\W*(-\d+)")
+_SECRET = re.compile(r"""((?:api_?key|token|password|secret)['"]?\s*[=:]\s*)(['"])[^'"]+\2""", re.IGNORECASE)
+
+
+@dataclass
+class LogProgress:
+    """The state of a start as its log tells it."""
+
+    stage: str = "start"
+    done: int = 0
+    total: int = 0
+    """Of the current stage's own bar (shards, graphs); 0 of 0 where it has none."""
+    stage_left_s: float | None = None
+    """What that bar says is left of the stage, in seconds."""
+    has_draft: bool = False
+    model: str = ""
+    port: int | None = None
+    """The port the log says the server listens on."""
+    fatal: str = ""
+    """The first line that means the start has failed, or an empty string."""
+    exception: str = ""
+    """The exception behind it, as ``Type: message``."""
+    exit_status: int | None = None
+    """Of a child process the log reports as gone; negative: a signal."""
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=400))
+    """The last lines that are no progress bar, secrets blanked."""
+    not_before: datetime | None = None
+    """Lines stamped earlier belong to an earlier run and are passed over."""
+    _behind: set[str] = field(default_factory=set)
+    _loads: Counter[str] = field(default_factory=Counter)
+    _in_traceback: bool = False
+    _old: bool = False
+
+    def feed(self, line: str) -> None:
+        """Take one line of the log."""
+        stamp = _STAMP.match(line)
+        if stamp:
+            self._old = self.not_before is not None and _time(stamp.group(1)) < self.not_before
+        if self._old:
+            return
+        if bar := _BAR.search(line):
+            self._bar(bar)
+            return
+        self.recent.append(_SECRET.sub(r"\1\2***\2", line.rstrip()))
+        text = line[stamp.end() :] if stamp else line
+        if "server_args=" in text:
+            self._new_start(text)
+        elif _FATAL.search(text):
+            self._fail(text)
+        self._traceback(text, stamped=stamp is not None)
+        self._advance(line, text)
+
+    @property
+    def fraction(self) -> float:
+        """How much of the start is behind, 0 to 1, by rough shares."""
+        if self.stage == "ready":
+            return 1.0
+        due = [stage for stage in STAGES if self.has_draft or not stage.startswith("draft")]
+        within = self.done / self.total if self.total else 0.0
+        behind = sum(STAGES[stage] for stage in self._behind) + STAGES[self.stage] * within
+        return min(behind / sum(STAGES[stage] for stage in due), 1.0)
+
+    def useful_lines(self, count: int = 15) -> list[str]:
+        """The lines worth showing of a failed start: around the first fatal line, or the last ones."""
+        lines = list(self.recent)
+        if self.exception:
+            # The exception and the innermost frames before it say more than the shutdown that follows.
+            last = max(
+                (i for i, line in enumerate(lines) if line.strip() and self.exception.startswith(line.strip()[:200])), default=None
+            )
+            if last is not None:
+                return lines[max(0, last - count + 1) : last + 1]
+        return lines[-count:]
+
+    def _new_start(self, text: str) -> None:
+        # The first line of every start (entrypoints/engine.py); a log that is appended to holds earlier ones.
+        self.fatal = self.exception = ""
+        self.exit_status = None
+        self._loads.clear()
+        self._behind.clear()
+        self.stage, self.done, self.total, self.stage_left_s = "start", 0, 0, None
+        algorithm = re.search(r"speculative_algorithm['\"]?\s*[=:]\s*['\"]?(\w+)", text)
+        self.has_draft = algorithm is not None and algorithm.group(1) != "None"
+        model = re.search(r"model_path['\"]?\s*[=:]\s*['\"]([^'\"]+)", text)
+        self.model = model.group(1) if model else ""
+
+    def _fail(self, text: str) -> None:
+        killed = _KILLED.search(text)
+        if killed:
+            self.exit_status = int(killed.group(1))
+        if not self.fatal:
+            self.fatal = _SECRET.sub(r"\1\2***\2", text.strip().splitlines()[0])[:300]
+
+    def _traceback(self, text: str, *, stamped: bool) -> None:
+        if "Traceback (most recent call last)" in text:
+            self._in_traceback = True
+        elif self._in_traceback and text.strip() and not text[0].isspace() and not stamped:
+            self._in_traceback = False
+            # A chained traceback says the cause first and what came of it last; SGLang's own report is the last one.
+            if re.match(r"[A-Za-z_][\w.]*(?::|$)", text):
+                self.exception = text.strip()[:500]
+        if self.fatal and (killed := _KILLED.search(text)):
+            self.exit_status = int(killed.group(1))
+
+    def _advance(self, line: str, text: str) -> None:
+        if "Load weight begin" in text:
+            rank = _RANK.match(line)
+            # Each rank loads the target first and the draft second.
+            self._loads[rank.group(1) if rank else ""] += 1
+            self._to("draft weights" if max(self._loads.values()) > 1 else "weights")
+        elif "Memory pool end" in text:
+            self._to("memory")
+        elif re.search(r"Capture .*begin\b", text):
+            # 0.5.23 names the role ("draft decode", "target prefill"), older ones only the draft's ("draft cuda graph").
+            self._to("draft graphs" if re.search(r"\bdraft\b", text) else "graphs")
+        elif listening := re.search(r"Uvicorn running on \w+://\S*?:(\d+)", text):
+            self.port = int(listening.group(1))
+            self._to("warm-up")
+        elif "fired up and ready to roll" in text:
+            self._to("ready")
+
+    def _to(self, stage: str) -> None:
+        # The second rank's line, or the draft's own small pool, is no new stage.
+        if stage != self.stage and stage not in self._behind:
+            self._behind.add(self.stage)
+            self.stage, self.done, self.total, self.stage_left_s = stage, 0, 0, None
+
+    def _bar(self, bar: re.Match[str]) -> None:
+        what = bar["what"].lower()
+        graphs, weights = "capturing" in what or "compiling num tokens" in what, "loading" in what or "shards" in what
+        if (graphs and self.stage.endswith("graphs")) or (weights and self.stage.endswith("weights")):
+            self.done, self.total = int(bar["done"]), int(bar["total"])
+            self.stage_left_s = None if "?" in bar["left"] else _seconds(bar["left"])
+
+
+def _time(text: str) -> datetime:
+    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S")
+
+
+def _seconds(clock: str) -> float:
+    seconds = 0.0
+    for part in clock.split(":"):
+        seconds = seconds * 60 + float(part)
+    return seconds

@@ -1,0 +1,253 @@
+"""Waiting for a server to be ready, and noticing at once when it never will be.
+
+Readiness is the status of ``/health`` alone; its body is empty. Nothing listens until the model is loaded. Then, read in the
+releases: up to 0.4.10 it answers 200; from 0.4.10.post2 to at least 0.5.23 it answers 503 at once while the server warms up, and
+after that it generates one token and answers 200 (a second or more; unless ``SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0``).
+So the checks before the last one cost the server nothing, and the last one costs a token.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import httpx
+
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server import processes
+from sglang_eagle3_plugin.server.address import Address, client
+from sglang_eagle3_plugin.server.log_follow import LogFollower
+from sglang_eagle3_plugin.server.log_progress import LogProgress
+from sglang_eagle3_plugin.server.process_watch import ProcessWatch
+
+_LOOK_S = 0.2
+"""How often the process and the log are looked at."""
+_ASK_S = 1.0
+"""How often the server is asked while that costs it nothing."""
+_ASK_AGAIN_S = 5.0
+"""The same after an answer that took work: a health check that timed out has queued a generation."""
+_ANSWER_S = 30.0
+"""How long one answer may take: SGLang itself gives a health check 20 s (``SGLANG_HEALTH_CHECK_TIMEOUT``)."""
+_SETTLE_S = 0.6
+"""How long after the first fatal line or the death the log is read on: the traceback follows its headline."""
+_STRANGER_S = 3.0
+"""How long something else may answer at the address before that is the result."""
+_OLD_LINES_S = 60.0
+"""Without a process to tell by, log lines older than this when the wait begins are an earlier run's."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known at one moment; what a display is made of."""
+
+    elapsed_s: float
+    stage: str
+    done: int
+    total: int
+    fraction: float | None
+    """None without a log."""
+    stage_left_s: float | None
+    answer: str
+    """The last answer of ``/health``: ``refused``, ``503``, ..."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the wait ended."""
+
+    state: str
+    """``ready``, ``failed`` or ``timeout``."""
+    reason: str
+    elapsed_s: float
+    stage: str
+    answer: str
+    checks: int
+    """How many times the server was asked."""
+    lines: list[str] = field(default_factory=list)
+    """The log lines that say most about a failure."""
+
+
+def wait(
+    address: Address,
+    *,
+    pid: int | None = None,
+    log: Path | None = None,
+    timeout_s: float = 1800.0,
+    api_key: str | None = None,
+    on_look: Callable[[Snapshot], None] = lambda _: None,
+) -> Result:
+    """Wait until the server is ready, has failed, or the time is over.
+
+    Args:
+        address: where it will answer.
+        pid: its launcher on this machine, where known.
+        log: what it writes, where known; it need not exist yet.
+        timeout_s: seconds; 0 looks once.
+        api_key: for a server behind a gateway (SGLang itself asks for none at ``/health``).
+        on_look: called several times a second.
+
+    Raises:
+        UserError: the log is a directory or may not be read.
+    """
+    waiting = _Waiting(address, pid, log, api_key)
+    try:
+        return waiting.run(timeout_s, on_look)
+    finally:
+        waiting.close()
+
+
+class _Waiting:
+    def __init__(self, address: Address, pid: int | None, log: Path | None, api_key: str | None) -> None:
+        self.address = address
+        self.started = time.monotonic()
+        self.process = ProcessWatch(pid) if pid is not None else None
+        self.log = LogFollower(log) if log is not None else None
+        since = self.process.started_at() if self.process else None
+        # The log's stamps have whole seconds.
+        self.progress = LogProgress(not_before=(since or datetime.now() - timedelta(seconds=_OLD_LINES_S)) - timedelta(seconds=1))
+        self.health = _Health(address, api_key)
+        self.strange_since: float | None = None
+
+    def run(self, timeout_s: float, on_look: Callable[[Snapshot], None]) -> Result:
+        while True:
+            self._read_log()
+            if failed := self._failure():
+                return self._settled(failed)
+            if self.health.ready:
+                return self._result("ready", f"{self.address.url} is ready")
+            elapsed = time.monotonic() - self.started
+            if elapsed >= timeout_s and (timeout_s > 0 or self.health.checks):
+                return self._result("timeout", self._why_late(elapsed))
+            on_look(self._snapshot(elapsed))
+            # SGLang says in its log when it is ready: no need to sit out the pause then.
+            self.health.ask(at_once=self.progress.stage == "ready")
+            time.sleep(min(_LOOK_S, max(0.01, timeout_s - elapsed)) if timeout_s else _LOOK_S)
+
+    def close(self) -> None:
+        self.health.close()
+        if self.log:
+            self.log.close()
+
+    def _read_log(self) -> None:
+        if self.log:
+            for line in self.log.lines():
+                self.progress.feed(line)
+            if self.log.error:
+                raise UserError(f"the log {self.log.path} cannot be read ({self.log.error}); give --log a readable file")
+
+    def _failure(self) -> str:
+        if self.process and (death := self.process.death()):
+            return death
+        if self.progress.fatal:
+            return self.progress.fatal
+        return self.health.hopeless or self._stranger()
+
+    def _stranger(self) -> str:
+        """Why what answers (or does not) at the address cannot be the server that is waited for, or an empty string."""
+        found = ""
+        if self.health.ready and self.process and self.address.is_loopback:
+            found = self._listener_elsewhere(self.process.pid)
+        elif self.progress.stage == "ready" and self.health.answer == "refused":
+            where = f" on port {self.progress.port}" if self.progress.port not in (None, self.address.port) else ""
+            found = f"the log says the server is ready{where}, but nothing listens at {self.address.url}; is the port right?"
+        elif self.health.answer in ("404", "405", "401", "403"):
+            found = f"what answers at {self.address.url} has no /health ({self.health.answer}); is this an SGLang server's address?"
+        if not found:
+            self.strange_since = None
+            return ""
+        self.strange_since = self.strange_since or time.monotonic()
+        patience = 0.0 if self.health.ready else _STRANGER_S
+        return found if time.monotonic() - self.strange_since >= patience else ""
+
+    def _listener_elsewhere(self, pid: int) -> str:
+        try:
+            listener = processes.listening_on(self.address.url)
+            if listener in processes.tree(pid):
+                return ""
+        except (UserError, OSError):
+            # Another user's, or in another network namespace: nothing can be said.
+            return ""
+        return f"process {listener} answers at {self.address.url}, and is no process of server {pid}; is an older server still up?"
+
+    def _settled(self, failed: str) -> Result:
+        until = time.monotonic() + _SETTLE_S
+        while time.monotonic() < until:
+            self._read_log()
+            time.sleep(0.05)
+        death = (self.process.death() if self.process else "") or failed
+        reasons = [self.progress.exception or self.progress.fatal, death]
+        if self.progress.exit_status == -9:
+            reasons.insert(0, "a process of the server was killed (exit status -9): most often for memory")
+        if self.process and self.process.killed_for_memory() and "for memory" not in " ".join(reasons):
+            reasons.append("the kernel killed a process for memory meanwhile")
+        return self._result("failed", "; ".join(dict.fromkeys(filter(None, reasons))))
+
+    def _why_late(self, elapsed: float) -> str:
+        last = {"refused": "nothing listened there", "": "no answer came"}.get(
+            self.health.answer, f"last answer {self.health.answer}"
+        )
+        stage = f", the log is at '{self.progress.stage}'" if self.log else ""
+        hint = "" if self.log or self.process or self.health.answer != "refused" else "; is the port right?"
+        return f"{self.address.url} was not ready after {elapsed:.0f} s ({last}{stage}){hint}"
+
+    def _snapshot(self, elapsed: float) -> Snapshot:
+        p = self.progress
+        fraction = p.fraction if self.log else None
+        return Snapshot(elapsed, p.stage, p.done, p.total, fraction, p.stage_left_s, self.health.answer)
+
+    def _result(self, state: str, reason: str) -> Result:
+        lines = [] if state == "ready" else self.progress.useful_lines()
+        elapsed = round(time.monotonic() - self.started, 2)
+        return Result(state, reason, elapsed, self.progress.stage, self.health.answer, self.health.checks, lines)
+
+
+class _Health:
+    """Asks ``/health`` in a thread, one question at a time, so that a slow answer never hides a death."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        self.ready = False
+        self.answer = ""
+        self.hopeless = ""
+        self.checks = 0
+        self._http = client(address, timeout_s=_ANSWER_S, api_key=api_key)
+        self._thread: threading.Thread | None = None
+        self._next = 0.0
+
+    def ask(self, *, at_once: bool) -> None:
+        now = time.monotonic()
+        if (
+            self.ready
+            or (self._thread and self._thread.is_alive())
+            or (now < self._next and not (at_once and self._next - now < _ASK_S))
+        ):
+            return
+        self._thread = threading.Thread(target=self._ask, daemon=True, name="health")
+        self._thread.start()
+
+    def close(self) -> None:
+        # A question still under way keeps the thread; it is a daemon, and closing under it would only make it complain.
+        if not (self._thread and self._thread.is_alive()):
+            self._http.close()
+
+    def _ask(self) -> None:
+        began = time.monotonic()
+        try:
+            status = self._http.get("/health").status_code
+        except httpx.ConnectError as error:
+            if "CERTIFICATE" in str(error).upper():
+                self.hopeless = f"the certificate is not accepted ({error})"
+            self.answer = "refused" if "refused" in str(error).lower() else f"no connection ({error})"
+        except httpx.TimeoutException:
+            self.answer = "no answer in time"
+        except httpx.HTTPError as error:
+            self.answer = f"broken ({type(error).__name__})"
+        else:
+            self.answer = str(status)
+            self.ready = status == 200
+        self.checks += 1
+        took = time.monotonic() - began
+        self._next = time.monotonic() + (_ASK_AGAIN_S if took > _ASK_S / 2 else _ASK_S)

@@ -1,0 +1,307 @@
+"""`sglang-eagle3 wait` against stand-ins: a small HTTP server in SGLang's place, and log lines as its releases write them.
+
+Real servers are waited for in tests/engine/test_wait_engine.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from sglang_eagle3_plugin.cli.main import main
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server.address import parse
+from sglang_eagle3_plugin.server.log_follow import LogFollower
+from sglang_eagle3_plugin.server.log_progress import LogProgress
+from sglang_eagle3_plugin.server.process_watch import ProcessWatch
+from sglang_eagle3_plugin.server.wait import Snapshot, wait
+
+
+def stamp() -> str:
+    return datetime.now().strftime("[%Y-%m-%d %H:%M:%S")
+
+
+@contextlib.contextmanager
+def standin(answers: Callable[[int], int], host: str = "127.0.0.1") -> Iterator[tuple[str, list[str]]]:
+    """An HTTP server that gives answers(n) to the nth question, with an empty body as SGLang does."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(answers(len(asked)))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        yield f"http://{shown}:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["wait", *argv])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+class TestReadiness:
+    def test_503_means_loading_and_an_empty_200_means_ready(self) -> None:
+        with standin(lambda n: 200 if n > 2 else 503) as (url, asked):
+            result = wait(parse(url), timeout_s=20)
+        assert (result.state, result.answer) == ("ready", "200")
+        assert asked == ["/health"] * 3
+
+    def test_it_asks_about_once_a_second(self) -> None:
+        with standin(lambda _: 503) as (url, asked):
+            result = wait(parse(url), timeout_s=2.5)
+        assert result.state == "timeout"
+        assert len(asked) <= 3
+
+    def test_a_refused_connection_is_waited_out(self) -> None:
+        port = free_port()
+        result = wait(parse(f"127.0.0.1:{port}"), timeout_s=1.5)
+        assert (result.state, result.answer) == ("timeout", "refused")
+        assert "is the port right?" in result.reason
+
+    def test_timeout_0_asks_once(self) -> None:
+        with standin(lambda _: 503) as (url, asked):
+            assert wait(parse(url), timeout_s=0).state == "timeout"
+        assert asked == ["/health"]
+
+    def test_ipv6(self) -> None:
+        with standin(lambda _: 200, host="::1") as (url, _):
+            assert wait(parse(url), timeout_s=5).state == "ready"
+
+    def test_a_proxy_is_not_asked_for_loopback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        with standin(lambda _: 200) as (url, _):
+            assert wait(parse(url), timeout_s=5).state == "ready"
+
+    def test_another_kind_of_server_fails_soon(self) -> None:
+        with standin(lambda _: 404) as (url, _):
+            result = wait(parse(url), timeout_s=30)
+        assert result.state == "failed"
+        assert "no /health" in result.reason
+
+    def test_an_older_server_on_the_port_is_not_taken_for_the_new_one(self) -> None:
+        with standin(lambda _: 200) as (url, _), process("import time; time.sleep(60)") as child:
+            result = wait(parse(url), pid=child.pid, timeout_s=10)
+        assert result.state == "failed"
+        assert "older server" in result.reason
+
+
+class TestDeath:
+    def test_a_process_that_ends_is_noticed_within_two_seconds(self) -> None:
+        with process("import time; time.sleep(1); raise SystemExit(3)") as child:
+            result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, timeout_s=30)
+        # The child is a zombie here: nobody has collected it yet.
+        assert result.state == "failed"
+        assert "ended with status 3" in result.reason
+        assert result.elapsed_s < 1 + 2 + 0.5
+
+    def test_a_signal_is_named(self) -> None:
+        with process("import time; time.sleep(60)") as child:
+            watch = ProcessWatch(child.pid)
+            assert watch.death() == ""
+            os.kill(child.pid, signal.SIGKILL)
+            time.sleep(0.3)
+            assert "killed by signal 9 (SIGKILL)" in watch.death()
+
+    def test_the_kernels_kill_for_memory_is_told(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        counter = tmp_path / "memory.events"
+        counter.write_text("low 0\noom 0\noom_kill 4\n")
+        monkeypatch.setattr("sglang_eagle3_plugin.server.process_watch._oom_file", lambda _: counter)
+        with process("import time; time.sleep(60)") as child:
+            watch = ProcessWatch(child.pid)
+            counter.write_text("low 0\noom 1\noom_kill 5\n")
+            os.kill(child.pid, signal.SIGKILL)
+            time.sleep(0.3)
+            assert "the kernel killed it for memory" in watch.death()
+
+    def test_a_pid_that_is_gone_already_is_a_failure(self) -> None:
+        child = subprocess.Popen([sys.executable, "-c", ""])
+        child.wait()
+        result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, timeout_s=30)
+        assert result.state == "failed"
+        assert "has gone" in result.reason
+
+    def test_a_killed_child_whose_parent_waits_for_ever(self) -> None:
+        # What 0.5.9 does when its scheduler is killed: the launcher sits on a pipe.
+        code = (
+            "import os, signal, time\npid = os.fork()\nif not pid:\n    time.sleep(60)\n"
+            "time.sleep(0.5); os.kill(pid, signal.SIGKILL); time.sleep(60)"
+        )
+        with process(code) as child:
+            result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, timeout_s=30)
+        assert result.state == "failed"
+        assert "its process" in result.reason
+        assert "SIGKILL" in result.reason
+
+
+class TestLog:
+    def test_a_fatal_line_ends_the_wait_with_the_exception(self, tmp_path: Path) -> None:
+        log = tmp_path / "sé rver.log"
+        log.write_text(
+            f"{stamp()}] server_args=ServerArgs(model_path='m', api_key='s3cret', speculative_algorithm='EAGLE3')\n"
+            f"{stamp()} TP0] Load weight begin. avail mem=1.00 GB\n"
+            f"{stamp()}] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "scheduler.py", line 1, in run_scheduler_process\n'
+            "AttributeError: 'KimiK25ForConditionalGeneration' object has no attribute 'set_eagle3_layers_to_capture'\n\n"
+            f"{stamp()}] Received sigquit from a child process. It usually means the child failed.\n"
+        )
+        result = wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=30)
+        assert result.state == "failed"
+        assert result.elapsed_s < 2
+        assert "has no attribute 'set_eagle3_layers_to_capture'" in result.reason
+        assert "AttributeError" in result.lines[-1]
+        assert "s3cret" not in "".join(result.lines)
+
+    def test_an_earlier_runs_failure_is_passed_over(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text("[2020-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent call last):\nValueError: old\n")
+        assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=1).state == "timeout"
+
+    def test_a_wrong_port_is_told_from_the_log(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(
+            f"INFO:     Uvicorn running on http://127.0.0.1:31999 (Press CTRL+C to quit)\n"
+            f"{stamp()}] The server is fired up and ready to roll!\n"
+        )
+        result = wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=30)
+        assert result.state == "failed"
+        assert "31999" in result.reason
+
+    def test_rotation_by_rename_loses_no_line(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        follower = LogFollower(log)
+        assert follower.lines() == []
+        log.write_text("one\ntwo\n")
+        assert follower.lines() == ["one", "two"]
+        with log.open("a") as old:
+            old.write("three\nhal")
+        log.rename(tmp_path / "log.1")
+        assert follower.lines() == ["three"]
+        log.write_text("four\n")
+        assert follower.lines() == ["hal", "four"]
+
+    def test_rotation_by_truncation_is_read_from_the_start(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text("a long first line\n")
+        follower = LogFollower(log)
+        follower.lines()
+        log.write_text("new\n")
+        assert follower.lines() == ["new"]
+
+    def test_carriage_returns_end_lines(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_bytes(b"a: 10%\ra: 20%\r\nb\xff\n")
+        assert LogFollower(log).lines() == ["a: 10%", "a: 20%", "b�"]
+
+    def test_the_stages_of_a_start_with_a_draft(self) -> None:
+        progress = LogProgress()
+        seen = []
+        for line in (
+            "[2026-11-29 17:00:00] server_args=ServerArgs(model_path='/m', speculative_algorithm='EAGLE3')",
+            "[2026-11-29 17:00:10 TP0] Load weight begin. avail mem=139.00 GB",
+            "[2026-11-29 17:00:10 TP1] Load weight begin. avail mem=139.00 GB",
+            "Loading safetensors checkpoint shards:  25% Completed | 16/64 [00:30<01:30,  1.88s/it]",
+            "[2026-11-29 17:02:10 TP0] Memory pool end. avail mem=20.00 GB",
+            "[2026-11-29 17:02:11 TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=20.00 GB",
+            "Capturing batches (bs=128 avail_mem=19.50 GB):  50%|█████     | 10/20 [00:05<00:05,  2.00it/s]",
+            "[2026-11-29 17:02:30 TP0] Load weight begin. avail mem=20.00 GB",
+            "[2026-11-29 17:02:32 TP0] Capture draft cuda graph begin. This can take up to several minutes. avail mem=19.00 GB",
+            "INFO:     Uvicorn running on http://0.0.0.0:30000 (Press CTRL+C to quit)",
+            "[2026-11-29 17:02:40] The server is fired up and ready to roll!",
+        ):
+            progress.feed(line)
+            seen.append((progress.stage, progress.done, progress.total, progress.stage_left_s, round(progress.fraction, 2)))
+        assert [s[0] for s in seen] == [
+            *("start", "weights", "weights", "weights", "memory", "graphs", "graphs"),
+            *("draft weights", "draft graphs", "warm-up", "ready"),
+        ]
+        assert seen[3][1:4] == (16, 64, 90.0)
+        assert seen[6][1:4] == (10, 20, 5.0)
+        fractions = [s[4] for s in seen]
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
+        assert progress.port == 30000
+
+
+class TestCommandLine:
+    def test_json_and_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with standin(lambda _: 200) as (url, _):
+            code, out, err = run_cli(capsys, "--url", url, "--json")
+        assert code == 0
+        assert json.loads(out)["state"] == "ready"
+        assert "waiting for" in err
+        code, out, _ = run_cli(capsys, "--url", f"localhost:{free_port()}", "--timeout", "0.2")
+        assert code == 3
+        assert out.startswith("timeout")
+
+    @pytest.mark.parametrize("url", ["ftp://x:1", "http://", "http://h:99999", "http://u:p@h:1", "http://[::1", "a b"])
+    def test_bad_addresses(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run_cli(capsys, "--url", url)
+        assert code == 2
+        assert err.count("\n") == 1
+
+    def test_an_unreadable_log_is_bad_input(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="cannot be read"):
+            wait(parse("127.0.0.1:1"), log=tmp_path, timeout_s=1)
+
+    def test_addresses(self) -> None:
+        assert parse("0.0.0.0:8000").url == "http://127.0.0.1:8000"
+        assert parse("[::]:8000").url == "http://[::1]:8000"
+        assert parse("myhost").url == "http://myhost:30000"
+        assert parse("https://gw.example/eagle/").url == "https://gw.example:443/eagle"
+
+    def test_snapshots_carry_the_stage(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(f"{stamp()} TP0] Load weight begin. avail mem=1.00 GB\n")
+        seen: list[Snapshot] = []
+        wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=0.6, on_look=seen.append)
+        assert seen[-1].stage == "weights"

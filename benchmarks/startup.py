@@ -28,7 +28,9 @@ with tempfile.TemporaryDirectory() as scratch:
     ):
         subprocess.run(command, check=True)
     wheel = next(Path(scratch).glob("*.whl"))
-    subprocess.run(["uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(env / "bin/python"), str(wheel)], check=True)
+    subprocess.run(
+        ["uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(env / "bin/python"), str(wheel)], check=True
+    )
     pth = next(env.glob("lib/python*/site-packages/sglang_eagle3_plugin.pth"))
     away = pth.with_suffix(".away")
     with_pth, without = [], []

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "wiring": "Which boundaries each SGLang release captures for a draft, and which it should.",
     "doctor": "Find a wiring fault in a target, draft and flags before the model loads.",
     "wait": "Wait until a server is ready; stop at once, with the reason, when it failed.",
+    "hidden-states": "Dumps of a live server: info, verify, export to trainers, compare wirings.",
     "compat": "The matrix over SGLang releases: show, survey, run, probe.",
 }
 

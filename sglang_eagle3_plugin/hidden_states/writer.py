@@ -168,7 +168,8 @@ class Writer:
             raise DumpFullError(f"{self.directory} would hold more than its quota of {self.max_bytes / GIB:.1f} GiB")
 
     def _write_shard(self, path: Path, samples: Sequence[Sample]) -> tuple[int, str]:
-        prefix, buffers = serialize(samples, {"header": json.dumps(self.header.to_json(), sort_keys=True)})
+        tensors = {f"{index}.{name}": tensor for index, sample in enumerate(samples) for name, tensor in sample.tensors.items()}
+        prefix, buffers = serialize(tensors, {"header": json.dumps(self.header.to_json(), sort_keys=True)})
         temporary = path.with_name(path.name + ".tmp")
         digest = hashlib.sha256(prefix)
         try:
@@ -190,10 +191,15 @@ class Writer:
         return len(prefix) + sum(buffer.nbytes for buffer in buffers), digest.hexdigest()
 
 
-def serialize(samples: Sequence[Sample], metadata: Mapping[str, str]) -> tuple[bytes, list[memoryview]]:
+def serialize(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], Any]], metadata: Mapping[str, str]
+) -> tuple[bytes, list[memoryview]]:
     """A safetensors file without a copy of the data: (length and JSON header, then the buffers in order).
 
     The layout is the safetensors format's own (https://github.com/huggingface/safetensors): 8 bytes of header length, JSON, data.
+
+    Args:
+        tensors: name -> (safetensors dtype, shape, C-contiguous bytes-like).
 
     Raises:
         ValueError: a buffer's size does not fit its dtype and shape.
@@ -201,17 +207,16 @@ def serialize(samples: Sequence[Sample], metadata: Mapping[str, str]) -> tuple[b
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     buffers = []
     offset = 0
-    for index, sample in enumerate(samples):
-        for name, (dtype, shape, data) in sample.tensors.items():
-            buffer = memoryview(data).cast("B")
-            expected = ITEM_BYTES[dtype]
-            for extent in shape:
-                expected *= extent
-            if buffer.nbytes != expected:
-                raise ValueError(f"tensor {name} of shape {shape} and dtype {dtype} has {buffer.nbytes} bytes, not {expected}")
-            entries[f"{index}.{name}"] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + expected]}
-            offset += expected
-            buffers.append(buffer)
+    for name, (dtype, shape, data) in tensors.items():
+        buffer = memoryview(data).cast("B")
+        expected = ITEM_BYTES[dtype]
+        for extent in shape:
+            expected *= extent
+        if buffer.nbytes != expected:
+            raise ValueError(f"tensor {name} of shape {shape} and dtype {dtype} has {buffer.nbytes} bytes, not {expected}")
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + expected]}
+        offset += expected
+        buffers.append(buffer)
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, buffers

@@ -1,0 +1,189 @@
+"""`sglang-eagle3 hidden-states`: info, verify, export, compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sglang_eagle3_plugin.errors import UserError
+
+_DIRECTORY = click.Path(path_type=Path)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(name="hidden-states")
+def command() -> None:
+    """Hidden states from a live server: look at a dump, check it, make training data of it, compare wirings."""
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        raise UserError("hidden-states needs numpy; install sglang-eagle3-plugin[hidden-states]") from error
+
+
+@command.command()
+@click.argument("dump", type=_DIRECTORY)
+@_json
+def info(dump: Path, as_json: bool) -> int:
+    """Say what is in DUMP, a directory that EAGLE3_DUMP_DIR named."""
+    from sglang_eagle3_plugin.hidden_states.reader import Dump
+
+    opened = Dump.open(dump)
+    unique = opened.unique()
+    headers = list(dict.fromkeys(ref.header for ref in opened.refs))
+    facts = {
+        "samples": len(opened.refs),
+        "sequences": len(unique),
+        "tokens": sum(ref.tokens for ref in unique),
+        "bytes": sum(size for size, _ in opened.shards.values()),
+        "shards": len(opened.shards),
+        "with_loss_mask": sum(ref.key in opened.masks for ref in unique),
+        "counts": opened.counts,
+        "unacknowledged": opened.unacknowledged(),
+        "problems": opened.problems,
+        "headers": [header.to_json() for header in headers],
+    }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return 0
+    click.echo(f"{facts['samples']} samples of {facts['sequences']} sequences, {facts['tokens']} tokens")
+    click.echo(f"{facts['shards']} shards, {_size(facts['bytes'])}; {facts['with_loss_mask']} sequences with a loss mask")
+    for header in headers:
+        boundaries = ", ".join(map(str, header.boundaries))
+        click.echo(f"boundaries {boundaries} of {header.num_layers} layers, {header.hidden_size} wide, {header.dtype}")
+        click.echo(f"final: {header.final.replace('_', ' ')}; {header.architecture} {header.model}")
+        click.echo(f"SGLang {header.sglang}, plugin {header.plugin}, {header.created}")
+    for name, count in sorted(opened.counts.items()):
+        click.echo(f"{name.replace('_', ' ')}: {count}")
+    for problem in opened.problems:
+        click.echo(problem)
+    return 0
+
+
+@command.command()
+@click.argument("dump", type=_DIRECTORY)
+@_json
+def verify(dump: Path, as_json: bool) -> int:
+    """Check every sample of DUMP: checksums, counts, order, identity, non-finite and all-zero states.
+
+    Exit status 1 when something is wrong.
+    """
+    from sglang_eagle3_plugin.hidden_states import verify as checks
+    from sglang_eagle3_plugin.hidden_states.reader import Dump
+
+    opened = Dump.open(dump)
+    with _progress("verifying", len(opened.refs)) as advance:
+        findings = checks.verify(opened, advance)
+    if as_json:
+        facts = {"samples": len(opened.refs), "findings": [finding.to_json() for finding in findings], "counts": opened.counts}
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.where}: {finding.what}")
+        click.echo(f"{len(opened.refs)} samples, {len(findings)} findings")
+    return int(bool(findings))
+
+
+@command.command()
+@click.argument("dump", type=_DIRECTORY)
+@click.option("--to", "target_format", type=click.Choice(["specforge", "speculators", "pt"]), required=True)
+@click.option("--out", type=_DIRECTORY, required=True, help="A new directory, or an earlier export to go on with.")
+@_json
+def export(dump: Path, target_format: str, out: Path, as_json: bool) -> int:
+    """Make training data of DUMP: each sequence once, its loss mask from `extract`."""
+    from sglang_eagle3_plugin.hidden_states import export as exports
+    from sglang_eagle3_plugin.hidden_states.reader import CorruptShardError, Dump
+
+    opened = Dump.open(dump)
+    try:
+        with _progress("exporting", len(opened.unique())) as advance:
+            done = exports.export(opened, target_format, out, advance)
+    except CorruptShardError as error:
+        raise UserError(f"{error}; see `sglang-eagle3 hidden-states verify`") from error
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done)))
+    else:
+        click.echo(f"{done.written} samples written to {out}" + (f", {done.present} were there" if done.present else ""))
+    return 0
+
+
+@command.command()
+@click.option("--train", type=_DIRECTORY, required=True, help="What the draft was trained on: SpecForge, speculators, .pt, a dump.")
+@click.option("--capture", type=_DIRECTORY, required=True, help="A dump of the server, best of all boundaries.")
+@click.option("--served", metavar="B,B,B", help="The boundaries the server feeds the draft, if the dump has others too.")
+@_json
+def compare(train: Path, capture: Path, served: str | None, as_json: bool) -> int:
+    """Say which boundary each training slot really is, and whether the server captures the same.
+
+    Exit status 1 when it does not.
+    """
+    from sglang_eagle3_plugin.hidden_states import compare as comparison
+    from sglang_eagle3_plugin.hidden_states import training
+
+    _, trained = training.read(train)
+    header, captured = training.read(capture)
+    if header is None:
+        raise UserError(f"{capture} is no dump, and only a dump says which boundaries it holds; give one as --capture")
+    result = comparison.compare(trained, captured, header, _boundaries(served))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(result), indent=2))
+    else:
+        _show_errors(result)
+        for sentence in result.verdict:
+            click.echo(sentence)
+        if result.config:
+            click.echo(json.dumps({"eagle_config": result.config}))
+    return int(not result.right)
+
+
+def _show_errors(result: Any) -> None:
+    table = Table(title=f"relative error over {result.samples} sequences")
+    table.add_column("")
+    for row in result.rows:
+        table.add_column(row, justify="right")
+    for j, column in enumerate(result.columns):
+        cells = []
+        for i in range(len(result.rows)):
+            text = f"{result.errors[i][j]:.4f}"
+            cells.append(f"[bold green]{text}[/bold green]" if result.matched[i] == column else text)
+        table.add_row(escape(column), *cells)
+    Console(highlight=False).print(table)
+
+
+def _boundaries(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UserError(f"--served {text!r} is not a comma-separated list of boundaries like 2,30,58") from error
+
+
+def _size(count: Any) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.1f} {unit}" if unit != "bytes" else f"{count} bytes"
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr when that is a terminal, else nothing; yields a function that takes the number done."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -183,6 +183,7 @@ def _export_speculators(dump: Dump, refs: list[Ref], slots: list[int], out: Path
         "loss_mask": [mask.astype(np.int64) for _, mask in rows],
         "seq_len": [len(ids) for ids, _ in rows],
     }
+    datasets.disable_progress_bars()
     datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(str(out))
     (out / PROVENANCE).write_text(json.dumps(provenance(header) | {"format": "speculators"}, indent=2) + "\n")
     return Exported(len(rows), 0)

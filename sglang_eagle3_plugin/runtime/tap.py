@@ -15,7 +15,8 @@ draft decode        ``ModelRunner.forward``, once a step               the draft
                                                                        the steps after it stay inside the graph and can't be seen
 ==================  =================================================  ==========================================================
 
-SGLang warms up and captures its draft graphs through the same calls; those are not delivered.
+SGLang warms up and captures its draft graphs through the same calls; those are not delivered. (Capturing boundaries inside a model that
+has no capture of its own is another matter: :mod:`sglang_eagle3_plugin.runtime.layer_tap`.)
 """
 
 from __future__ import annotations

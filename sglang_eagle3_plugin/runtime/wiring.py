@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_eagle3_plugin import drafts, records
@@ -50,6 +51,24 @@ def attach(runner: Any, settings: Settings) -> None:
     runner.model.set_eagle3_layers_to_capture = Setter(runner.model, stock, draft, num_layers, settings)
 
 
+@dataclass(frozen=True)
+class Wired:
+    """What came of a wiring, for whoever labels what a target emits.
+
+    Attributes:
+        stack: reads, by effect and at any later time, what the target captures.
+        wanted: the boundaries the draft was trained on; None where that could not be decided.
+    """
+
+    stack: LayerStack
+    wanted: tuple[int, ...] | None
+
+
+def wired(model: Any) -> Wired | None:
+    """The wiring of a loaded target; None where :func:`attach` did nothing, or its setter has not been called."""
+    return getattr(vars(model).get(SETTER), "wired", None)
+
+
 class Setter:
     """Stands in for one target's ``set_eagle3_layers_to_capture``; every call leaves the same boundaries captured."""
 
@@ -60,6 +79,7 @@ class Setter:
         self.num_layers = num_layers
         self.settings = settings
         self._said = False
+        self.wired: Wired | None = None
 
     def __call__(self, layer_ids: Sequence[int] | None = None) -> None:
         """Call the release's own setter with the ids that SGLang read from the draft, then correct what it captures."""
@@ -77,6 +97,7 @@ class Setter:
         wanted = stock if decision.boundaries is None else decision.boundaries
         if stock != wanted or decision.boundaries is not None:
             stack.capture(wanted)
+        self.wired = Wired(stack, decision.boundaries)
         self._say(decision, stock, stack.captured)
 
     def _say(self, decision: Decision, stock: tuple[int, ...], captured: tuple[int, ...]) -> None:

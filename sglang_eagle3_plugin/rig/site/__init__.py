@@ -1,0 +1,1 @@
+"""What the rig's launcher puts on ``PYTHONPATH``, and nothing else does. Inert unless ``EAGLE3_RIG=1`` is set as well."""

@@ -8,7 +8,7 @@ Everything is laid out by hand in the channels of the residual stream, so that w
 - Layer i writes a fixed value into channel ``Labels.first + i`` and nothing else does: the boundary of a captured state is the
   number of marked channels, 0 for the embeddings and L after the last layer.
 - A labelled draft knows the same rule and predicts every token right, if each slot of its ``fc`` carries exactly the boundary it
-  was made for; otherwise it always says a token that the target never says. Acceptance length is then num_steps + 1, or 1.
+  was made for; otherwise it only says tokens that the target never says. Acceptance length is then num_steps + 1, or 1.
 - The other channels carry small random noise through every head, expert and MLP.
 
 Weights are float32; needs numpy and safetensors, not torch.
@@ -33,8 +33,7 @@ DIGITS = 16
 TOKENS = DIGITS * DIGITS
 """Tokens that a target says and a prompt may hold: 0 to 255."""
 VOCABULARY = 320
-WRONG = 300
-"""What a miswired labelled draft says; no target ever does. The special tokens of the configs lie up here too."""
+"""Ids from 256 on are never said by a target. A miswired draft says nothing else, and the special tokens lie there too."""
 
 # Channels of the residual stream, in targets and (up to the labels) in drafts.
 CONST, A, B, PREVIOUS_A, LABELS, NOISE = 0, 1, 17, 33, 49, 96
@@ -204,7 +203,7 @@ def draft(
     else:
         weights["fc.weight"] = _checking_fc(boundaries, target)
         weights["lm_head.weight"] = _head(hidden, 16.0)
-        weights["lm_head.weight"][WRONG, DRAFT_ERROR] = 400.0
+        weights["lm_head.weight"][TOKENS:, DRAFT_ERROR] = 400.0  # all of them, so that a wide tree holds no right token
         reads, writes = _draft_reads_and_writes(hidden)
         # The constant travels with the values so that an MLA draft's latent norm is known too.
         attention.write(weights, "midlayer.self_attn.", reads, writes, offset=0, value_norm=DRAFT_CONST_SIZE)

@@ -87,6 +87,14 @@ def _text_only(module: ModuleType) -> None:
     server_args.add_cli_args = staticmethod(add_cli_args_text_only)
 
 
+def _always(release: tuple[int, ...]) -> bool:
+    return True
+
+
+def _before_0_5_11(release: tuple[int, ...]) -> bool:
+    return release < (0, 5, 11)
+
+
 REPLACEMENTS = (
     Replacement(
         "synchronize, empty_cache",
@@ -137,13 +145,13 @@ STUBS = (
         ("vllm", "vllm._custom_ops"),
         "for an unknown device SGLang imports rotary_embedding and rms_norm from vllm._custom_ops, and calls neither",
         "all",
-        bool,
+        _always,
     ),
     Stub(
         ("sgl_kernel", "sgl_kernel.*"),
         "its shared object wants libcuda.so.1 when imported; nothing of it is called",
         "0.5.9, 0.5.10.post1",
-        lambda release: release < (0, 5, 11),
+        _before_0_5_11,
     ),
 )
 

@@ -24,6 +24,8 @@ COMMANDS: dict[str, str] = {
     "doctor": "Find a wiring fault in a target, draft and flags before the model loads.",
     "wait": "Wait until a server is ready; stop at once, with the reason, when it failed.",
     "hidden-states": "Dumps of a live server: info, verify, export to trainers, compare wirings.",
+    "accept": "How many draft tokens a running server accepts, and whether that is right.",
+    "patches": "Source patches for each SGLang release: list, show, check, apply, revert, export.",
     "compat": "The matrix over SGLang releases: show, survey, run, probe.",
 }
 

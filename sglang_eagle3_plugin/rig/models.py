@@ -92,6 +92,7 @@ def labels_of(directory: Path) -> Labels | None:
 
 
 FAMILIES = ("llama", "kimi-k25", "qwen3-moe")
+DRAFT_KINDS = ("labelled", "unsure", "random")
 _COMMON = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 4096,
@@ -174,7 +175,9 @@ def draft(
         directory: made if missing; config.json and model.safetensors are overwritten.
         target: whose states it takes.
         boundaries: what it was made for, ascending; two or more (SGLang skips ``fc`` when a single slot has the draft's width).
-        kind: ``labelled`` (right only when wired to ``boundaries``) or ``random`` (accepted by accident only).
+        kind: one of :data:`DRAFT_KINDS`: ``labelled`` (right only when wired to ``boundaries``); ``unsure`` (labelled,
+            but the right token is its second choice after every token with an even second digit: trees accept what chains can't);
+            ``random`` (accepted by accident only).
         ids: what the config lists; by default the boundaries in ``convention`` (``output`` if None). ``()`` lists none.
         convention: ``output`` or ``boundary``, written as ``eagle_config.eagle_aux_hidden_state_layer_convention``; None: not said.
         mla: Eagle3DeepseekV2ForCausalLM (releases from 0.5.12) in place of LlamaForCausalLMEagle3.
@@ -183,8 +186,8 @@ def draft(
     Raises:
         ValueError: an unknown kind or convention, fewer than two boundaries, or one that the target hasn't got.
     """
-    if kind not in ("labelled", "random"):
-        raise ValueError(f"no draft of kind {kind!r}; kinds: labelled, random")
+    if kind not in DRAFT_KINDS:
+        raise ValueError(f"no draft of kind {kind!r}; kinds: {', '.join(DRAFT_KINDS)}")
     if len(boundaries) < 2 or not all(0 <= k <= target.layers for k in boundaries):
         raise ValueError(f"a draft needs two or more boundaries in 0..{target.layers}, not {list(boundaries)}")
     listed = Convention(convention or "output").to_ids(boundaries) if ids is None else tuple(ids)
@@ -202,8 +205,12 @@ def draft(
         attention.write_noise(weights, "midlayer.self_attn.", 2 * hidden, hidden)
     else:
         weights["fc.weight"] = _checking_fc(boundaries, target)
-        weights["lm_head.weight"] = _head(hidden, 16.0)
-        weights["lm_head.weight"][TOKENS:, DRAFT_ERROR] = 400.0  # all of them, so that a wide tree holds no right token
+        head = _head(hidden, 16.0)
+        if kind == "unsure":  # a little more for the token whose first digit is one too high
+            even = slice(B, B + DIGITS, 2)
+            head[:TOKENS, even] += 1.1 * np.roll(head[:TOKENS, even], DIGITS, axis=0)
+        head[TOKENS:, DRAFT_ERROR] = 400.0  # all of them, so that a wide tree holds no right token
+        weights["lm_head.weight"] = head
         reads, writes = _draft_reads_and_writes(hidden)
         # The constant travels with the values so that an MLA draft's latent norm is known too.
         attention.write(weights, "midlayer.self_attn.", reads, writes, offset=0, value_norm=DRAFT_CONST_SIZE)

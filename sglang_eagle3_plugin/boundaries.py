@@ -74,7 +74,8 @@ class Decision:
     Attributes:
         boundaries: the wanted boundaries, ascending; ``()`` when the draft takes no auxiliary states; ``None`` when undecidable.
         convention: how its ids are read, ``"default"`` when it names none, ``"explicit"`` when the user gave boundaries,
-            ``"none"`` when it takes no auxiliary states, ``"ambiguous"`` when undecidable.
+            ``"recorded"`` when they are those of the dump it was trained on, ``"none"`` when it takes no auxiliary states,
+            ``"ambiguous"`` when undecidable.
         decided_by: ``user``, ``draft config``, ``provenance``, ``format``, ``range``, ``pattern``, ``default`` or ``undecidable``.
         evidence: one sentence for the log line and for reports.
         readings: for an undecidable draft both readings, convention value -> boundaries; else empty.
@@ -94,6 +95,7 @@ def decide(
     user_boundaries: Sequence[int] | None = None,
     user_convention: Convention | None = None,
     config_convention: Convention | None = None,
+    recorded: tuple[Sequence[int], str] | None = None,
     provenance: tuple[Convention, str] | None = None,
     format_convention: tuple[Convention, str] | None = None,
     uses_aux_hidden_states: bool = True,
@@ -101,8 +103,9 @@ def decide(
     """Decide the wanted boundaries; the first of these that speaks wins, and the result says which.
 
     1. the user: ``user_boundaries`` (``EAGLE3_CAPTURE_BOUNDARIES``), then ``user_convention`` (``EAGLE3_LAYER_CONVENTION``);
-    2. the draft config: no auxiliary states (``use_aux_hidden_state: false``), our field ``config_convention``, no ids at all;
-    3. ``provenance``: a dump manifest of ours beside the draft, a known published draft, with its evidence;
+    2. the draft config: no auxiliary states (``use_aux_hidden_state: false``), our field ``config_convention``;
+    3. ``recorded``, the boundaries in a dump manifest of ours beside the draft, then ``provenance``, a known published draft; each
+       with its evidence. A draft that lists no ids and has no manifest means the default boundaries;
     4. ``format_convention``: a file format that fixes the convention (speculators);
     5. range: only one of the two readings exists in a target of this depth;
     6. pattern: a first id of 1 is how SpecForge's, ModelOpt's and AngelSlim's templates write boundary 2 (SGLang PR #25454 decides
@@ -120,6 +123,8 @@ def decide(
         return Decision(check(user_boundaries, num_layers), "explicit", "user", "EAGLE3_CAPTURE_BOUNDARIES is set")
     if not uses_aux_hidden_states:
         return Decision((), "none", "draft config", "the draft config says use_aux_hidden_state: false")
+    if recorded is not None and not (ids and (user_convention or config_convention)):
+        return Decision(check(recorded[0], num_layers), "recorded", "provenance", recorded[1])
     if not ids:
         wanted = check(default_boundaries(num_layers), num_layers)
         return Decision(wanted, "default", "default", "the draft config lists no layer ids: 2, L//2, L-3 is meant")

@@ -21,6 +21,7 @@ _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*?\] ")
 _RANK = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:.]+([^\]]*)\] ")
 # tqdm, with the default format and with SGLang's own ("{desc}: {percentage}% Completed | {n}/{total} [{elapsed}<{remaining}, ...").
 _BAR = re.compile(r"(?P<what>[A-Za-z\[][^\r\n%|]*?):?\s+\d{1,3}%.*?\|\s*(?P<done>\d+)/(?P<total>\d+)\s*\[[\d:]+<(?P<left>[\d:?]+)")
+_LONGEST_BAR = 400
 _FATAL = re.compile(
     r"(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController|TokenizerWorker) hit an exception"
     r"|[Rr]eceived sigquit from a child process|SIGQUIT received\."
@@ -71,7 +72,8 @@ class LogProgress:
             self._old = self.not_before is not None and _time(stamp.group(1)) < self.not_before
         if self._old:
             return
-        if bar := _BAR.search(line):
+        # The line with all server arguments has ten thousand characters, a bar two hundred at most.
+        if len(line) <= _LONGEST_BAR and (bar := _BAR.search(line)):
             self._bar(bar)
             return
         self.recent.append(_SECRET.sub(r"\1\2***\2", line.rstrip()))

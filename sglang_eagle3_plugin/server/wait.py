@@ -179,7 +179,9 @@ class _Waiting:
             self._read_log()
             time.sleep(0.05)
         death = (self.process.death() if self.process else "") or failed
-        reasons = [self.progress.exception or self.progress.fatal, death]
+        why = self.progress.exception or self.progress.fatal
+        # A launcher that gives up kills its children: with the exception known, their deaths tell nothing more.
+        reasons = [why, "" if why and death.startswith("its process") else death]
         if self.progress.exit_status == -9:
             reasons.insert(0, "a process of the server was killed (exit status -9): most often for memory")
         if self.process and self.process.killed_for_memory() and "for memory" not in " ".join(reasons):

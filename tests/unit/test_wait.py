@@ -53,7 +53,7 @@ def standin(answers: Callable[[int], int], host: str = "127.0.0.1") -> Iterator[
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     server = Server((host, 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     shown = f"[{host}]" if ":" in host else host
     try:
         yield f"http://{shown}:{server.server_address[1]}", asked
@@ -241,6 +241,12 @@ class TestLog:
         log = tmp_path / "log"
         log.write_bytes(b"a: 10%\ra: 20%\r\nb\xff\n")
         assert LogFollower(log).lines() == ["a: 10%", "a: 20%", "b�"]
+
+    def test_a_line_of_any_length_is_read_at_once(self) -> None:
+        # The pattern of a progress bar once took 4 s for the line of 0.5.23 that holds all server arguments.
+        progress = LogProgress()
+        progress.feed("server_args={'model_path': '/m', " + "'a_flag': [1, 2, 3], " * 20000 + "'speculative_algorithm': 'EAGLE3'}")
+        assert (progress.model, progress.has_draft) == ("/m", True)
 
     def test_the_stages_of_a_start_with_a_draft(self) -> None:
         progress = LogProgress()

@@ -1,0 +1,82 @@
+"""The prompts that `accept` and `bench` send: from a file, or a small set of ours."""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server.generate import Prompt
+
+_FIELDS = ("input_ids", "text", "messages")
+
+
+def built_in() -> list[dict[str, Any]]:
+    """Our own set: chat, code, mathematics, summary, extraction, translation; one user message each."""
+    text = (resources.files("sglang_eagle3_plugin") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def from_file(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines, each an object with ``input_ids``, ``text`` or ``messages``.
+
+    Raises:
+        UserError: a line is something else, or there is none.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the prompts {path} cannot be read ({error}); give a file of JSON lines") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompt = json.loads(line)
+        except ValueError:
+            prompt = None
+        if not isinstance(prompt, dict) or sum(key in prompt for key in _FIELDS) != 1:
+            raise UserError(f"line {number} of {path} is no JSON object with one of {', '.join(_FIELDS)}; one prompt a line")
+        found.append({key: prompt[key] for key in _FIELDS if key in prompt})
+    if not found:
+        raise UserError(f"{path} holds no prompt; write one JSON object with 'text', 'messages' or 'input_ids' a line")
+    return found
+
+
+def random_ids(count: int, length: int, seed: int) -> list[dict[str, Any]]:
+    """Prompts of random token ids from 10 to 999, for a server without a tokenizer: any vocabulary has those."""
+    rng = random.Random(seed)  # noqa: S311
+    return [{"input_ids": [rng.randrange(10, 1000) for _ in range(length)]} for _ in range(count)]
+
+
+def for_server(http: httpx.Client, prompts: list[dict[str, Any]]) -> tuple[list[Prompt], bool]:
+    """Turn messages into what ``/generate`` takes, with the model's own chat template where the server can apply it.
+
+    ``/tokenize`` takes messages in newer releases (0.5.13 does, 0.5.9 does not). Elsewhere the message goes in as plain text, which
+    a chat model accepts worse than a conversation: a draft that was trained on conversations then looks worse than it is.
+
+    Returns:
+        The prompts, and whether every message went through the template.
+    """
+    ready: list[Prompt] = []
+    templated = True
+    for prompt in prompts:
+        if "messages" not in prompt:
+            ready.append(prompt)
+            continue
+        ids = _templated(http, prompt["messages"]) if templated else None
+        templated = ids is not None
+        ready.append({"input_ids": ids} if ids else {"text": "\n".join(str(message["content"]) for message in prompt["messages"])})
+    return ready, templated
+
+
+def _templated(http: httpx.Client, messages: list[dict[str, str]]) -> list[int] | None:
+    try:
+        answer = http.post("/tokenize", json={"messages": messages})
+        tokens = answer.json().get("tokens") if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return None
+    return tokens if isinstance(tokens, list) and tokens and all(isinstance(token, int) for token in tokens) else None

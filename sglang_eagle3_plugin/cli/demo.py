@@ -12,17 +12,22 @@ from rich.table import Table
 
 from sglang_eagle3_plugin.rig.demo import DEFAULT_RELEASE, NUM_STEPS, Demonstration, demonstrate
 from sglang_eagle3_plugin.rig.engine import EngineResult
+from sglang_eagle3_plugin.rig.site.eagle3_rig import replacements
 
 
 @click.command(name="demo")
 @click.option("--release", default=DEFAULT_RELEASE, show_default=True, metavar="VERSION", help="The SGLang release to run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object {release, stock, plugin, state}.")
-def command(release: str, as_json: bool) -> int:
+@click.option("--replaced", is_flag=True, help="Only list what stands in for a GPU's kernels, and why.")
+def command(release: str, as_json: bool, replaced: bool) -> int:
     """Run real SGLang without a GPU: a tiny Kimi-K2.5 with an EAGLE-3 draft, without the plugin and with it.
 
     Builds the release's environment in the cache on first use (8 to 11 GB); then it takes two minutes. Exit status 1 when it does
     not work with the plugin.
     """
+    if replaced:
+        _list_replaced(as_json)
+        return 0
     seen = _with_progress(release)
     if as_json:
         click.echo(json.dumps(_as_json(seen), indent=2))
@@ -70,6 +75,18 @@ def _show(seen: Demonstration) -> None:
     for name, result in (("stock", seen.stock), ("plugin", seen.plugin)):
         if result.error:
             console.print(f"{name}: {escape(result.error)}")
+
+
+def _list_replaced(as_json: bool) -> None:
+    rows = [{"names": r.names, "module": r.module, "reason": r.reason, "releases": r.releases} for r in replacements.REPLACEMENTS]
+    rows += [{"names": ", ".join(s.modules), "module": "-", "reason": s.reason, "releases": s.releases} for s in replacements.STUBS]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console = Console(highlight=False)
+    for row in rows:
+        console.print(f"[bold]{escape(row['names'])}[/bold]" + (f" in {row['module']}" if row["module"] != "-" else ""))
+        console.print(f"  {escape(row['reason'])} ({row['releases']})")
 
 
 def _yes(result: EngineResult) -> str:

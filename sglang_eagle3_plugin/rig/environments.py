@@ -103,7 +103,8 @@ def ensure(release: str, progress: Progress | None = None) -> Environment:
     environment = Environment(release, root / "bin" / "python", root)
     if (root / MARKER).exists():
         return environment
-    with locked(root.with_suffix(f"{root.suffix}.lock"), lambda: say(f"waiting for another process that builds sglang {release}")):
+    lock = root.parent / ".locks" / release
+    with locked(lock, lambda: say(f"waiting for another process that builds sglang {release}")):
         if not (root / MARKER).exists():
             _build(environment, say)
     return environment

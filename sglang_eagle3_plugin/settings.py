@@ -15,6 +15,33 @@ _FALSE = {"0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
 
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class DumpSettings:
+    """How hidden states are dumped; whether, says ``Settings.dump_dir``."""
+
+    boundaries: tuple[int, ...] | None = None
+    """``EAGLE3_DUMP_BOUNDARIES``: comma-separated boundaries; None for the defaults, or for those of a draft that is served."""
+    all_boundaries: bool = False
+    """``EAGLE3_DUMP_BOUNDARIES=all``: 0 to L."""
+    final: bool = True
+    """``EAGLE3_DUMP_FINAL``: 0 leaves the final state after the norm out. Before the norm it is boundary L."""
+    generated: bool = False
+    """``EAGLE3_DUMP_GENERATED``: 1 dumps generated tokens too."""
+    fp8: bool = False
+    """``EAGLE3_DUMP_DTYPE``: fp8, or native for the model's own."""
+    max_bytes: int | None = None
+    """``EAGLE3_DUMP_MAX_GB``: quota of the directory, in GiB."""
+    min_free_bytes: int = _GIB
+    """``EAGLE3_DUMP_MIN_FREE_GB``: stop before the disk has less, in GiB."""
+    queue_bytes: int = 2 * _GIB
+    """``EAGLE3_DUMP_QUEUE_GB``: host memory for states on their way, in GiB."""
+    wait: bool = False
+    """``EAGLE3_DUMP_WHEN_FULL``: wait (slow the server down) or drop (lose samples, counted)."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user asked for through the environment.
@@ -42,6 +69,8 @@ class Settings:
     """``EAGLE3_DEBUG_FILE``: where JSON lines go."""
     dump_dir: str | None = None
     """``EAGLE3_DUMP_DIR``: where hidden states are dumped; None when off."""
+    dump: DumpSettings = field(default=DumpSettings())
+    """``EAGLE3_DUMP_*``."""
     problems: tuple[str, ...] = field(default=())
     """One sentence for each value that did not parse."""
 
@@ -70,11 +99,12 @@ class Settings:
             allowed_by_sglang=not allow_list or ENTRY_POINT_NAME in {name.strip() for name in allow_list.split(",")},
             disabled_patches=frozenset(filter(None, (name.strip() for name in env.get("EAGLE3_DISABLE_PATCHES", "").split(",")))),
             layer_convention=_convention(env, problems),
-            capture_boundaries=_boundaries(env, problems),
+            capture_boundaries=_boundaries(env, "EAGLE3_CAPTURE_BOUNDARIES", problems),
             allow_miswired=_flag(env, "EAGLE3_ALLOW_MISWIRED", False, problems),
             debug=None if env.get("EAGLE3_DEBUG", "").strip().lower() in _FALSE | {""} else env["EAGLE3_DEBUG"].strip(),
             debug_file=env.get("EAGLE3_DEBUG_FILE") or None,
             dump_dir=env.get("EAGLE3_DUMP_DIR") or None,
+            dump=_dump(env, problems),
             problems=tuple(problems),
         )
 
@@ -117,13 +147,46 @@ def _convention(env: Mapping[str, str], problems: list[str]) -> Convention | Non
         return None
 
 
-def _boundaries(env: Mapping[str, str], problems: list[str]) -> tuple[int, ...] | None:
-    value = env.get("EAGLE3_CAPTURE_BOUNDARIES", "").strip()
+def _dump(env: Mapping[str, str], problems: list[str]) -> DumpSettings:
+    every = env.get("EAGLE3_DUMP_BOUNDARIES", "").strip().lower() == "all"
+    quota = _gib(env, "EAGLE3_DUMP_MAX_GB", None, problems)
+    return DumpSettings(
+        boundaries=None if every else _boundaries(env, "EAGLE3_DUMP_BOUNDARIES", problems),
+        all_boundaries=every,
+        final=_flag(env, "EAGLE3_DUMP_FINAL", True, problems),
+        generated=_flag(env, "EAGLE3_DUMP_GENERATED", False, problems),
+        fp8=_choice(env, "EAGLE3_DUMP_DTYPE", ("native", "fp8"), problems) == "fp8",
+        max_bytes=quota,
+        min_free_bytes=_gib(env, "EAGLE3_DUMP_MIN_FREE_GB", _GIB, problems) or 0,
+        queue_bytes=_gib(env, "EAGLE3_DUMP_QUEUE_GB", 2 * _GIB, problems) or 2 * _GIB,
+        wait=_choice(env, "EAGLE3_DUMP_WHEN_FULL", ("drop", "wait"), problems) == "wait",
+    )
+
+
+def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...], problems: list[str]) -> str:
+    """One of ``choices``; the first unless set."""
+    value = env.get(name, "").strip().lower()
+    if value and value not in choices:
+        problems.append(f"{name}={env[name]!r} is none of {', '.join(choices)}; it is taken as {choices[0]}")
+    return value if value in choices else choices[0]
+
+
+def _gib(env: Mapping[str, str], name: str, default: int | None, problems: list[str]) -> int | None:
+    """A number of GiB, in bytes."""
+    value = env.get(name, "").strip()
+    if not value:
+        return default
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value):
+        problems.append(f"{name}={value!r} is not a number of GiB like 100 or 0.5; it is ignored")
+        return default
+    return int(float(value) * _GIB)
+
+
+def _boundaries(env: Mapping[str, str], name: str, problems: list[str]) -> tuple[int, ...] | None:
+    value = env.get(name, "").strip()
     if not value:
         return None
     if not re.fullmatch(r"\d{1,6}(\s*,\s*\d{1,6})*", value):
-        problems.append(
-            f"EAGLE3_CAPTURE_BOUNDARIES={value!r} is not a comma-separated list of boundaries like 2,30,58; it is ignored"
-        )
+        problems.append(f"{name}={value!r} is not a comma-separated list of boundaries like 2,30,58; it is ignored")
         return None
     return tuple(int(part) for part in value.split(","))

@@ -96,6 +96,6 @@ assert not (work / "run").exists()
 
 for bad, needs in (("specforge", header(final="none")), ("speculators", header(boundaries=(2, 3, 5)))):
     dump(work / f"lacking-{bad}", [sample([1], needs)], needs)
-    with pytest.raises(UserError, match="EAGLE3_DUMP_FINAL"):
+    with pytest.raises(UserError, match="dump again with"):
         export(Dump.open(work / f"lacking-{bad}"), bad, work / "never")
 assert not (work / "never").exists()

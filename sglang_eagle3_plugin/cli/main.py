@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "hidden-states": "Dumps of a live server: info, verify, export to trainers, compare wirings.",
     "accept": "How many draft tokens a running server accepts, and whether that is right.",
     "patches": "Source patches for each SGLang release: list, show, check, apply, revert, export.",
+    "bench": "Baseline against EAGLE-3 on the same prompts; a sweep of draft settings.",
     "compat": "The matrix over SGLang releases: show, survey, run, probe.",
 }
 

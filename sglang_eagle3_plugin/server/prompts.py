@@ -47,9 +47,9 @@ def from_file(path: Path) -> list[dict[str, Any]]:
 
 
 def random_ids(count: int, length: int, seed: int) -> list[dict[str, Any]]:
-    """Prompts of random token ids from 10 to 999, for a server without a tokenizer: any vocabulary has those."""
+    """Prompts of random token ids from 10 to 249, for a server without a tokenizer: any vocabulary has those."""
     rng = random.Random(seed)  # noqa: S311
-    return [{"input_ids": [rng.randrange(10, 1000) for _ in range(length)]} for _ in range(count)]
+    return [{"input_ids": [rng.randrange(10, 250) for _ in range(length)]} for _ in range(count)]
 
 
 def for_server(http: httpx.Client, prompts: list[dict[str, Any]]) -> tuple[list[Prompt], bool]:

@@ -1,0 +1,181 @@
+"""Running the plan: one server after the other, each batch size, each repeat; what cannot win is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from sglang_eagle3_plugin.bench.measure import measure, warm_up
+from sglang_eagle3_plugin.bench.plan import BASELINE, Setting
+from sglang_eagle3_plugin.bench.store import Store
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.rig import process
+from sglang_eagle3_plugin.server import prompts
+from sglang_eagle3_plugin.server.address import client, parse
+from sglang_eagle3_plugin.server.generate import Prompt, server_info
+from sglang_eagle3_plugin.server.wait import wait
+
+_REQUEST_S = 900.0
+_HOPELESS = 0.7
+"""A setting that reaches less than this of the baseline is not tried with larger batches, where drafting pays less."""
+_USELESS_POSITION = 0.05
+"""When a chain's last position is accepted in fewer steps than this, a longer chain cannot be worth its step."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the user asked for."""
+
+    batches: Sequence[int]
+    repeats: int
+    requests: int
+    """At least so many a run; more where a batch needs them."""
+    max_tokens: int
+    seed: int
+    prompts: list[dict[str, Any]] | None
+    """None: the built-in set, or random ids for a server without a tokenizer."""
+    settings: Sequence[Setting] = ()
+    target: str = ""
+    draft: str = ""
+    python: str = ""
+    flags: Sequence[str] = ()
+    """Further flags of ``sglang.launch_server``, for the baseline and for EAGLE-3."""
+    start_timeout_s: float = 1800.0
+    urls: dict[str, str] = field(default_factory=dict)
+    """Case -> a server that runs already; then none is started."""
+    api_key: str | None = None
+
+
+Say = Callable[[str], None]
+
+
+def run(job: Job, store: Store, logs: Path, say: Say) -> None:
+    """Measure everything that the store does not hold yet.
+
+    Raises:
+        UserError: the baseline's server does not start, or a request fails. A setting whose server does not start is skipped.
+    """
+    cases: list[tuple[str, Setting | None]] = [(BASELINE, None), *((setting.name, setting) for setting in job.settings)]
+    if job.urls:
+        cases = [(case, None) for case in job.urls]
+    for case, setting in cases:
+        if setting is not None and (why := _too_long(setting, job, store)):
+            _skip_rest(case, job, store, why, say)
+        due = [batch for batch in job.batches if (case, batch) not in store.skipped and len(store.of(case, batch)) < job.repeats]
+        if not due:
+            continue
+        try:
+            with _server(case, setting, job, logs, say) as http:
+                store.server(case, asdict(server_info(http)))
+                _batches(http, case, due, job, store, say)
+        except _DidNotStartError as error:
+            if case == BASELINE:
+                raise UserError(f"the baseline's server did not start: {error}") from error
+            _skip_rest(case, job, store, f"its server did not start: {error}", say)
+
+
+def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Store, say: Say) -> None:
+    whole = job.prompts
+    if whole is None:
+        ids_only = server_info(http).takes_ids_only
+        whole = prompts.random_ids(max(job.batches), 32, job.seed) if ids_only else prompts.built_in()
+    ready, templated = prompts.for_server(http, whole)
+    if not templated:
+        say("prompts go in as plain text: this release's /tokenize takes no messages")
+    for batch in due:
+        if (case, batch) in store.skipped:
+            continue
+        chosen = _chosen(ready, batch, job)
+        say(f"{case}, batch {batch}: warm-up")
+        warm_up(http, chosen, batch, job.max_tokens)
+        for repeat in range(len(store.of(case, batch)), job.repeats):
+            say(f"{case}, batch {batch}: run {repeat + 1} of {job.repeats}")
+            store.add(measure(http, chosen, case, batch, repeat, job.max_tokens))
+            ratio = _ratio(store, case, batch)
+            if ratio is not None and ratio < _HOPELESS:
+                why = f"at batch {batch} it reached {ratio:.2f} of the baseline"
+                for larger in (other for other in job.batches if other > batch and not store.of(case, other)):
+                    store.skip(case, larger, why)
+                    say(f"{case}, batch {larger}: left out, {why}")
+                break
+
+
+def _chosen(ready: list[Prompt], batch: int, job: Job) -> list[Prompt]:
+    # At least two rounds, so that the batch is full for most of the run.
+    count = max(job.requests, 2 * batch)
+    return [ready[i % len(ready)] for i in range(count)]
+
+
+def _ratio(store: Store, case: str, batch: int) -> float | None:
+    baseline, own = store.of(BASELINE, batch), store.of(case, batch)
+    if case == BASELINE or not baseline or not own:
+        return None
+    return median(m.tokens_per_s for m in own) / median(m.tokens_per_s for m in baseline)
+
+
+def _too_long(setting: Setting, job: Job, store: Store) -> str:
+    if setting.topk != 1:
+        return ""
+    for shorter in job.settings:
+        if shorter.topk != 1 or shorter.num_steps >= setting.num_steps:
+            continue
+        measured = store.of(shorter.name, job.batches[0])
+        rates = measured[0].acceptance.rates() if measured else []
+        if measured and (len(rates) < shorter.num_steps or rates[-1] < _USELESS_POSITION):
+            return (
+                f"with {shorter.num_steps} steps the last draft was already accepted in less than {_USELESS_POSITION:.0%} of them"
+            )
+    return ""
+
+
+def _skip_rest(case: str, job: Job, store: Store, why: str, say: Say) -> None:
+    for batch in job.batches:
+        if not store.of(case, batch) and (case, batch) not in store.skipped:
+            store.skip(case, batch, why)
+            say(f"{case}, batch {batch}: left out, {why}")
+
+
+class _DidNotStartError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _server(case: str, setting: Setting | None, job: Job, logs: Path, say: Say) -> Iterator[httpx.Client]:
+    """A client for the case's server: one that runs, or one started here and ended afterwards."""
+    if case in job.urls:
+        with client(parse(job.urls[case]), timeout_s=_REQUEST_S, api_key=job.api_key) as http:
+            yield http
+        return
+    port = _free_port()
+    argv = [job.python, "-m", "sglang.launch_server", "--model-path", job.target, "--host", "127.0.0.1", "--port", str(port)]
+    if setting is not None:
+        argv += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", job.draft, *setting.flags]
+    argv += job.flags
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{case.replace(', ', '-').replace(' ', '')}.log"
+    address = parse(f"127.0.0.1:{port}")
+    say(f"{case}: starting its server (log: {log})")
+    try:
+        with process.supervised(argv, os.environ, log) as child:
+            result = wait(address, pid=child.pid, log=log, timeout_s=job.start_timeout_s)
+            if result.state != "ready":
+                raise _DidNotStartError(f"{result.reason} (log: {log})")
+            with client(address, timeout_s=_REQUEST_S) as http:
+                yield http
+    except FileNotFoundError as error:
+        raise UserError(f"{job.python} cannot be run ({error.strerror}); give --python the interpreter that has SGLang") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

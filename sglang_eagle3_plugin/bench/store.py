@@ -1,0 +1,97 @@
+"""What has been measured, one JSON line each, so that a run that was broken off goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_eagle3_plugin.bench.measure import Measurement
+from sglang_eagle3_plugin.errors import UserError
+
+
+class Store:
+    """An append-only file in the run's directory. Its first line says what the run is."""
+
+    def __init__(self, directory: Path, identity: Mapping[str, Any]) -> None:
+        """Open it, or begin it.
+
+        Args:
+            directory: created where it does not exist.
+            identity: what must be the same for measurements to be comparable; JSON values.
+
+        Raises:
+            UserError: it belongs to another run, or cannot be written.
+        """
+        self.path = directory / "measurements.jsonl"
+        self.measurements: list[Measurement] = []
+        self.skipped: dict[tuple[str, int], str] = {}
+        self.servers: dict[str, dict[str, Any]] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lines = self._lines()
+            if lines:
+                self._check(json.loads(lines[0]), dict(identity))
+                for line in lines[1:]:
+                    self._take(json.loads(line))
+            else:
+                self._write({"identity": dict(identity)})
+        except OSError as error:
+            raise UserError(f"{directory} cannot be written ({error.strerror}); give --out another directory") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path} is no file of this command ({error}); give --out another directory") from error
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement, on disk before this returns."""
+        self.measurements.append(measurement)
+        self._write({"measurement": measurement.as_json()})
+
+    def skip(self, case: str, batch: int, why: str) -> None:
+        """Note that a case was not measured at a batch size, and why."""
+        self.skipped[case, batch] = why
+        self._write({"skip": [case, batch, why]})
+
+    def server(self, case: str, said: Mapping[str, Any]) -> None:
+        """Keep what a case's server said of itself."""
+        self.servers[case] = dict(said)
+        self._write({"server": [case, dict(said)]})
+
+    def of(self, case: str, batch: int) -> list[Measurement]:
+        """The measurements of a case at a batch size, in the order of their repeats."""
+        return sorted((m for m in self.measurements if m.case == case and m.batch == batch), key=lambda m: m.repeat)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "measurement" in line:
+            self.measurements.append(Measurement.from_json(line["measurement"]))
+        elif "skip" in line:
+            case, batch, why = line["skip"]
+            self.skipped[case, batch] = why
+        elif "server" in line:
+            case, said = line["server"]
+            self.servers[case] = said
+
+    def _lines(self) -> list[str]:
+        """The whole lines; a last one that was torn off is cut away, as its measurement was never reported."""
+        if not self.path.exists():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        return whole.decode().splitlines()
+
+    def _check(self, first: dict[str, Any], identity: dict[str, Any]) -> None:
+        before = first["identity"]
+        differing = sorted(key for key in before.keys() | identity.keys() if before.get(key) != identity.get(key))
+        if differing:
+            how = f"it differs in {', '.join(differing)}"
+            raise UserError(f"{self.path.parent} holds another run ({how}); give --out another directory, or the same flags")
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())

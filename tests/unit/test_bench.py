@@ -1,0 +1,241 @@
+"""`sglang-eagle3 bench`: the arithmetic, and the command against stand-in servers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standin_server import StandIn, serving
+
+from sglang_eagle3_plugin.bench import analyse, plan
+from sglang_eagle3_plugin.bench.measure import Measurement
+from sglang_eagle3_plugin.bench.plan import Setting
+from sglang_eagle3_plugin.bench.store import Store
+from sglang_eagle3_plugin.cli.main import main
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server.acceptance import Acceptance
+
+CHAIN_1, CHAIN_3 = Setting(1, 1, 2), Setting(1, 3, 4)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *argv])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def measured(case: str, batch: int, speed: float, step: float, histogram: tuple[int, ...] = (), repeat: int = 0) -> Measurement:
+    accepted = Acceptance(sum(histogram), sum(j * n for j, n in enumerate(histogram)), histogram)
+    return Measurement(case, batch, repeat, speed, 0.1, step, accepted, ("a", "b"), 1.0, 100)
+
+
+def store_of(path: Path, *measurements: Measurement) -> Store:
+    store = Store(path, {"target": "t"})
+    for measurement in measurements:
+        store.add(measurement)
+    return store
+
+
+class TestPlan:
+    def test_a_chain_verifies_its_steps_and_the_root(self) -> None:
+        assert plan.settings([3, 1], [1], [8, 16]) == [CHAIN_1, CHAIN_3]
+
+    def test_a_tree_has_no_more_tokens_than_nodes(self) -> None:
+        # Two steps of topk 2: the root, 2, and 4 nodes.
+        assert plan.settings([2], [2], [4, 7, 8]) == [Setting(2, 2, 4), Setting(2, 2, 7)]
+        with pytest.raises(UserError, match="no tree"):
+            plan.settings([2], [2], [8])
+
+    @pytest.mark.parametrize("text", ["", "a", "1,x", "0", "-1,2"])
+    def test_bad_lists(self, text: str) -> None:
+        with pytest.raises(UserError, match="no list"):
+            plan.numbers(text, "--batch")
+
+
+class TestAnalysis:
+    def test_medians_ranges_and_ratios(self, tmp_path: Path) -> None:
+        base = [measured("baseline", 1, speed, 0.010, repeat=i) for i, speed in enumerate((100, 90, 110))]
+        eagle = [measured(CHAIN_3.name, 1, speed, 0.015, (0, 0, 0, 10), i) for i, speed in enumerate((240, 260, 250))]
+        first, second = analyse.rows(store_of(tmp_path, *base, *eagle))
+        assert (first.case, first.tokens_per_s, first.ratio) == ("baseline", (100, 90, 110), None)
+        assert second.ratio == pytest.approx((2.5, 240 / 110, 260 / 90))
+        assert (second.step_cost, second.acceptance.length, second.same_answers) == (1.5, 4.0, 1.0)
+
+    def test_a_draw_within_the_ranges_goes_to_the_baseline(self, tmp_path: Path) -> None:
+        base = [measured("baseline", 1, speed, 0.01, repeat=i) for i, speed in enumerate((100, 120))]
+        eagle = [measured(CHAIN_3.name, 1, speed, 0.01, (1, 1), i) for i, speed in enumerate((115, 119))]
+        assert analyse.best(analyse.rows(store_of(tmp_path, *base, *eagle)), 1).case == "baseline"
+
+    def test_where_it_stops_paying(self, tmp_path: Path) -> None:
+        found = analyse.rows(
+            store_of(
+                tmp_path,
+                *(measured("baseline", batch, 100 * batch, 0.01) for batch in (1, 8, 32)),
+                *(measured(CHAIN_3.name, batch, speed, 0.02, (1, 1)) for batch, speed in ((1, 200), (8, 780), (32, 2000))),
+            )
+        )
+        assert analyse.stops_paying(found) == 8
+        assert analyse.stops_paying([row for row in found if row.batch == 1]) is None
+
+    def test_the_drafts_share_is_the_slope(self, tmp_path: Path) -> None:
+        # A step of 10 ms and 2 ms more for each draft step.
+        names = {CHAIN_1.name: 0.012, CHAIN_3.name: 0.016}
+        found = analyse.rows(store_of(tmp_path, *(measured(name, 1, 100, step, (1, 1)) for name, step in names.items())))
+        shares = {row.case: row.draft_share for row in analyse.with_draft_shares(found, [CHAIN_1, CHAIN_3])}
+        assert shares == pytest.approx({CHAIN_1.name: 2 / 12, CHAIN_3.name: 6 / 16})
+
+    def test_the_reasons_for_a_loss(self, tmp_path: Path) -> None:
+        store = store_of(
+            tmp_path,
+            measured("baseline", 1, 100, 0.01),
+            measured("poor", 1, 60, 0.02, (90, 5, 5)),
+            measured("long", 1, 90, 0.02, (50, 45, 3, 2)),
+        )
+        poor, long = analyse.rows(store)[1:]
+        assert any(
+            "acceptance is too low: the first draft is accepted in 10%" in r for r in analyse.why_it_loses(poor, graphs_off=False)
+        )
+        reasons = analyse.why_it_loses(long, graphs_off=True)
+        assert any("from position 2 on" in reason for reason in reasons)
+        assert any("graphs are off" in reason for reason in reasons)
+        assert reasons[0] == "a step costs 2.00 of the baseline's and yields 1.57 tokens"
+
+
+class TestStore:
+    def test_measurements_survive_and_a_torn_line_does_not(self, tmp_path: Path) -> None:
+        one = measured("baseline", 1, 100, 0.01, (1, 2))
+        store = store_of(tmp_path, one)
+        store.skip("x", 8, "why")
+        with store.path.open("ab") as file:
+            file.write(b'{"measurement": {"case": "bas')
+        again = Store(tmp_path, {"target": "t"})
+        assert again.measurements == [one]
+        assert again.skipped == {("x", 8): "why"}
+        again.add(measured("baseline", 1, 101, 0.01, (), 1))
+        assert len(Store(tmp_path, {"target": "t"}).measurements) == 2
+
+    def test_another_runs_directory_is_refused(self, tmp_path: Path) -> None:
+        store_of(tmp_path)
+        with pytest.raises(UserError, match="differs in target"):
+            Store(tmp_path, {"target": "other"})
+
+
+class TestCommand:
+    def arguments(self, out: Path, *extra: str) -> list[str]:
+        return ["--out", str(out), "--requests", "2", "--max-tokens", "25", "--repeats", "2", "--batch", "1,2", *extra]
+
+    def test_two_running_servers(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        out = tmp_path / "größe"
+        with (
+            serving(StandIn(algorithm=None, step_s=0.01)) as plain,
+            serving(StandIn(accepted=(3,), step_s=0.012)) as eagle,
+        ):
+            urls = ["--baseline-url", plain.url, "--eagle-url", eagle.url]
+            code, text, _ = run(capsys, *self.arguments(out, *urls))
+            asked = len(eagle.sent)
+            again, _, _ = run(capsys, *self.arguments(out, *urls))
+        assert (code, again) == (0, 0)
+        assert "× baseline" in text
+        assert len(eagle.sent) == asked, "the second run measures nothing again"
+        assert eagle.flushed == 4
+        said = json.loads((out / "report.json").read_text())
+        row = next(row for row in said["rows"] if row["case"] == "eagle3" and row["batch"] == 1)
+        assert row["ratio"][0] > 2
+        assert row["acceptance_length"] == 4
+        assert row["same_answers"] == 1
+        assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+        assert (out / "report.md").read_text() + "\n" == text
+
+    def test_a_loss_is_a_finding_with_its_reasons(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        with (
+            serving(StandIn(algorithm=None, step_s=0.005)) as plain,
+            serving(StandIn(accepted=(0, 0, 0, 1), step_s=0.015)) as eagle,
+        ):
+            code, text, err = run(capsys, *self.arguments(tmp_path, "--baseline-url", plain.url, "--eagle-url", eagle.url))
+        assert code == 1
+        assert "acceptance is too low" in text
+        assert "EAGLE-3 does not pay at 1 at once" in text
+        assert "eagle3, batch 2: left out" in err
+
+    def test_servers_are_started_for_each_setting(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        argv = tmp_path / "argv.txt"
+        code, text, _ = run(capsys, *self.sweep(tmp_path, argv), "--", "--tp", "2")
+        started = argv.read_text().splitlines()
+        assert len(started) == 3
+        assert all("--tp 2" in line for line in started)
+        assert "--speculative-num-steps" not in started[0]
+        assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in started[2]
+        assert code == 0
+        assert "Serve it with `--speculative-algorithm EAGLE3 --speculative-num-steps 3" in text
+
+    def test_a_longer_chain_is_left_out_when_the_shorter_ones_end_is_useless(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        argv = tmp_path / "argv.txt"
+        _, text, _ = run(capsys, *self.sweep(tmp_path, argv, accepted="(0,)"))
+        assert len(argv.read_text().splitlines()) == 2
+        assert "Left out" in text
+
+    def test_a_setting_that_does_not_start_is_left_out_with_the_reason(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        argv = tmp_path / "argv.txt"
+        _, text, _ = run(capsys, *self.sweep(tmp_path, argv, dies_with_steps=3))
+        assert "RuntimeError: no memory left for the draft" in text
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            [],
+            ["--target", "."],
+            ["--baseline-url", "http://h:1"],
+            ["--target", "/nowhere", "--draft", "."],
+            ["--target", ".", "--draft", ".", "--batch", "0"],
+            ["--baseline-url", "h:1", "--eagle-url", "h:2", "--sweep"],
+            ["--target", ".", "--draft", ".", "--python", "/nowhere/python"],
+        ],
+    )
+    def test_bad_input(self, argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        code, _, err = run(capsys, *argv, "--out", str(tmp_path / "out"))
+        assert code == 2
+        assert "Traceback" not in err
+
+    def sweep(self, tmp_path: Path, argv: Path, **behaviour: Any) -> list[str]:
+        for name in ("target", "draft"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        python = standin_python(tmp_path, argv, **behaviour)
+        models = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+        return [*self.arguments(tmp_path / "out"), *models, "--python", str(python), "--num-steps", "1,3"]
+
+
+def standin_python(tmp_path: Path, argv: Path, accepted: str = "(steps,)", dies_with_steps: int = 0) -> Path:
+    """An executable in an interpreter's place: `-m sglang.launch_server ...` starts a stand-in server."""
+    program = tmp_path / "launch_standin.py"
+    program.write_text(
+        f"""
+import socketserver, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import standin_server
+with open({str(argv)!r}, "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+def flag(name, default=None):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+steps = int(flag("--speculative-num-steps", 0))
+if steps and steps == {dies_with_steps}:
+    raise RuntimeError("no memory left for the draft")
+port = int(flag("--port"))
+original = standin_server.ThreadingHTTPServer
+standin_server.ThreadingHTTPServer = lambda address, handler: original(("127.0.0.1", port), handler)
+algorithm, step_s = "EAGLE3" if steps else None, 0.004 + 0.0005 * steps
+with standin_server.serving(standin_server.StandIn(algorithm, steps, {accepted}, step_s)):
+    time.sleep(600)
+"""
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+    python.chmod(0o755)
+    return python

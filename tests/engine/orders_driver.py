@@ -1,12 +1,13 @@
 """Run by an SGLang environment's Python: every order of five steps, each in a process of its own, on one activation route.
 
-usage: python orders_driver.py ROUTE      prints one JSON object: order -> what was found
+usage: python orders_driver.py ROUTE [without-hooks]      prints one JSON object: order -> what was found
 
 The parent imports what is heavy and knows nothing of us (torch, the inner model), then forks once for each order, so that 120
 processes of a real release take seconds. The `.pth` has armed its finder in the parent; each child lets it go off where its
 order says that SGLang is met for the first time.
 """
 
+import importlib.machinery
 import itertools
 import json
 import os
@@ -15,8 +16,10 @@ import sys
 from sglang_eagle3_plugin import _bootstrap
 
 ROUTE = sys.argv[1]
+WITHOUT_HOOKS = sys.argv[2:] == ["without-hooks"]
 STEPS = ("activate", "import", "again", "revert", "other")
 WRAPPER = "sglang.srt.models.kimi_k25"
+HOOKS = ("set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head", "get_embed", "set_embed")
 
 _bootstrap._WaitForSGLang.waiting = False  # hold the `.pth` back in the parent
 
@@ -30,6 +33,26 @@ def activate() -> None:
 
         plugins._plugins_loaded = False  # a second call is a second scheduler start in one process
         plugins.load_plugins()
+
+
+class ForkThatLacksTheHooks:
+    """The wrapper as a fork from before the hooks has it: they are taken off before anybody sees the class."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != WRAPPER or not WITHOUT_HOOKS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            for hook in HOOKS:
+                if hook in vars(module.KimiK25ForConditionalGeneration):
+                    delattr(module.KimiK25ForConditionalGeneration, hook)
+
+        spec.loader.exec_module = exec_module
+        return spec
 
 
 def step_import() -> None:
@@ -98,11 +121,8 @@ def in_a_process_of_its_own(order: tuple) -> dict:
 
 
 if __name__ == "__main__":
-    import sglang.srt.models.deepseek_v2  # the inner model: most of the import's cost
-
-    # What the wrapper itself imports, so that a child imports only the wrapper.
-    step_import()
-    for name in [WRAPPER]:
-        del sys.modules[name]
+    step_import()  # with all that it imports, so that a child has only the wrapper itself to import
+    del sys.modules[WRAPPER]
+    sys.meta_path.insert(0, ForkThatLacksTheHooks)
     answers = {"-".join(order): in_a_process_of_its_own(order) for order in itertools.permutations(STEPS)}
     print("\n" + json.dumps(answers))

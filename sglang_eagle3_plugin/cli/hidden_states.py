@@ -1,4 +1,4 @@
-"""`sglang-eagle3 hidden-states`: info, verify, export, compare."""
+"""`sglang-eagle3 hidden-states`: info, verify, export, compare, score."""
 
 from __future__ import annotations
 
@@ -146,6 +146,41 @@ def compare(train: Path, capture: Path, served: str | None, as_json: bool) -> in
     return int(not result.right)
 
 
+@command.command()
+@click.option("--draft", type=_DIRECTORY, required=True, help="The draft's directory.")
+@click.option("--data", type=_DIRECTORY, required=True, help="A dump, or a trainer's data, of the draft's boundaries.")
+@click.option("--target", type=_DIRECTORY, help="The target's directory: lends embedding and head as SGLang does.")
+@click.option("--steps", type=click.IntRange(1, 32), default=3, show_default=True, help="As --speculative-num-steps.")
+@click.option("--topk", type=click.IntRange(1), default=4, show_default=True, help="Guesses that count as near.")
+@click.option("--device", default="cpu", show_default=True, help="A torch device.")
+@_json
+def score(draft: Path, data: Path, target: Path | None, steps: int, topk: int, device: str, as_json: bool) -> int:
+    """Run a draft on dumped states and say which acceptance length it would have in the server."""
+    from sglang_eagle3_plugin.hidden_states import score as scores
+    from sglang_eagle3_plugin.hidden_states import training
+    from sglang_eagle3_plugin.hidden_states.reader import CorruptShardError
+
+    header, states = training.read(data)
+    try:
+        with _progress("scoring", None) as advance:
+            result = scores.score(draft, states, target, steps=steps, k=topk, device=device, progress=advance)
+    except CorruptShardError as error:
+        raise UserError(f"{error}; see `sglang-eagle3 hidden-states verify`") from error
+    facts = dataclasses.asdict(result) | {"boundaries": header and list(header.boundaries)}
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return 0
+    click.echo(
+        f"{result.sequences} sequences, {result.anchors} guesses" + (f", boundaries {facts['boundaries']}" if header else "")
+    )
+    for step, (first, near) in enumerate(zip(result.top1, result.topk, strict=True), 1):
+        click.echo(f"step {step}: {first:6.1%} right, {near:6.1%} among the best {result.k}")
+    click.echo(f"implied acceptance length {result.acceptance_length:.2f} with {steps} steps in a chain")
+    if result.greedy_share is not None and result.greedy_share < 0.9:
+        click.echo(f"The target itself would say only {result.greedy_share:.0%} of this text; score on what it generates.")
+    return 0
+
+
 def _show_errors(result: Any) -> None:
     table = Table(title=f"relative error over {result.samples} sequences")
     table.add_column("")
@@ -178,7 +213,7 @@ def _size(count: Any) -> str:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on stderr when that is a terminal, else nothing; yields a function that takes the number done."""
     if not sys.stderr.isatty():
         yield lambda done: None

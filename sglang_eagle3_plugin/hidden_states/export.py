@@ -90,12 +90,12 @@ def _check_final(header: Header, target_format: str) -> None:
     if target_format == "specforge" and header.final != "post_norm":
         raise UserError(
             f"SpecForge needs the final hidden state after the norm, and this dump has {header.final}; "
-            "dump again with EAGLE3_DUMP_FINAL=post or both"
+            "dump again without EAGLE3_DUMP_FINAL=0"
         )
     if target_format == "speculators" and header.final != "pre_norm" and header.num_layers not in header.boundaries:
         raise UserError(
             "speculators needs the final hidden state before the norm, and this dump has it only after; "
-            "dump again with EAGLE3_DUMP_FINAL=pre or both"
+            f"dump again with boundary {header.num_layers} among EAGLE3_DUMP_BOUNDARIES"
         )
 
 
@@ -122,7 +122,7 @@ def _open_output(out: Path, target_format: str, header: Header, slots: list[int]
 
 def _final(tensors: Tensors) -> Any:
     if tensors.final is None:
-        raise UserError("this dump has no final hidden state; dump again with EAGLE3_DUMP_FINAL=post")
+        raise UserError("this dump has no final hidden state; dump again without EAGLE3_DUMP_FINAL=0")
     return torch_io.to_tensor(tensors.final, tensors.final_scale)
 
 

@@ -55,7 +55,7 @@ class Tensors:
         final: (N, H), or None.
         aux_scale: (N, B) float32 for fp8, else None.
         final_scale: (N,) float32 for fp8, else None.
-        loss_mask: (N,) uint8, 1 where the loss counts; all ones unless `extract` recorded otherwise.
+        loss_mask: (N,) uint8, 1 where the loss counts: as `extract` recorded it, else on generated tokens, else everywhere.
     """
 
     input_ids: Array
@@ -153,6 +153,8 @@ class Dump:
         self.check_shard(ref.shard)
         found = dict(_tensors(self.directory / ref.shard, self._entries[ref.shard], ref.index))
         mask = np.ones(ref.tokens, np.uint8)
+        if ref.prompt_tokens < ref.tokens:
+            mask[: ref.prompt_tokens] = 0
         if ref.key in self.masks:
             mask[:] = 0
             for start, end in self.masks[ref.key]:

@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
     "wiring": "Which boundaries each SGLang release captures for a draft, and which it should.",
     "doctor": "Find a wiring fault in a target, draft and flags before the model loads.",
     "wait": "Wait until a server is ready; stop at once, with the reason, when it failed.",
-    "hidden-states": "Dumps of a live server: info, verify, export to trainers, compare wirings.",
+    "hidden-states": "Dumps of a live server: verify, export to trainers, compare wirings, score a draft.",
     "accept": "How many draft tokens a running server accepts, and whether that is right.",
     "patches": "Source patches for each SGLang release: list, show, check, apply, revert, export.",
     "bench": "Baseline against EAGLE-3 on the same prompts; a sweep of draft settings.",

@@ -1,8 +1,8 @@
 """What a checkpoint holds, from its safetensors headers alone: names, dtypes and shapes, never the weights.
 
-The format: eight bytes, little-endian, give the length of a JSON header; the header names every tensor with its dtype, shape and the
-byte range of its data, counted from the header's end (https://huggingface.co/docs/safetensors). A header is checked
-against the size of its own file before anything of its claimed size is read, so a broken or hostile file costs a sentence.
+The format: eight bytes, little-endian, give the length of a JSON header; the header names every tensor with its dtype, shape and
+the byte range of its data, counted from the header's end (https://huggingface.co/docs/safetensors). A header is checked against the
+size of its own file before anything of its claimed size is read, so a broken or hostile file costs a sentence.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,7 @@ class Tensor:
 
     Attributes:
         begin: offset of the first byte in ``file``; ``end`` is one past the last.
+        data: its bytes, where it stands in no file.
     """
 
     dtype: str
@@ -55,6 +57,18 @@ class Tensor:
     file: Path | None = None
     begin: int = 0
     end: int = 0
+    data: bytes | None = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether its values can be had at all."""
+        return self.file is not None or self.data is not None
+
+    def read(self, offset: int, length: int, limit: int, what: str) -> bytes:
+        """Read some of its bytes; see :func:`read_table` and :func:`read_row`."""
+        if self.data is not None:
+            return self.data[offset : offset + length]
+        return b"" if self.file is None else _read(self.file, self.begin + offset, length, limit, what)
 
 
 @dataclass
@@ -96,8 +110,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return _parse(data, path, "")
 
 
-def read_header(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
-    """Yield ``(name, dtype, shape, begin, end)`` for each tensor of a safetensors file; byte offsets are counted from the file's start.
+def read_header(path: Path, keep: Callable[[str], bool] = lambda name: True) -> tuple[dict[str, Tensor], int]:
+    """Read the header of a safetensors file: the tensors that ``keep`` lets through, and the number of all.
 
     Raises:
         UserError: the file is no safetensors file, or is cut short, or its header contradicts itself or the file's size.
@@ -116,11 +130,14 @@ def read_header(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, in
     header.pop("__metadata__", None)
     start = 8 + length
     room = size - start
-    covered = 0
-    spans: list[tuple[int, int]] = []
+    kept: dict[str, Tensor] = {}
+    at = 0
+    jumps: list[tuple[int, int]] = []
+    # A large checkpoint has 200,000 of these, so the loop does as little as it can.
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            bits = BITS.get(dtype)
             elements = 1
             if type(shape) is not list or len(shape) > 64:
                 raise ValueError
@@ -128,12 +145,10 @@ def read_header(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, in
                 if type(dimension) is not int or not 0 <= dimension < _LARGEST_DIMENSION:
                     raise ValueError
                 elements *= dimension
-            right = type(begin) is int and type(end) is int and 0 <= begin <= end
-            bits = BITS.get(dtype)
+            if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+                raise ValueError
         except (KeyError, TypeError, ValueError):
-            right, bits = False, 0
-        if not right:
-            raise UserError(f"tensor {name[:80]!r} in the header of {path} is malformed; the file is damaged")
+            raise UserError(f"tensor {name[:80]!r} in the header of {path} is malformed; the file is damaged") from None
         if end > room:
             raise UserError(
                 f"tensor {name[:80]!r} of {path} ends at byte {start + end}, beyond the file's {size}: it is cut short; "
@@ -144,17 +159,19 @@ def read_header(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, in
                 f"tensor {name[:80]!r} in the header of {path} has a shape that does not fit its {end - begin} bytes; "
                 "the file is damaged"
             )
-        covered += end - begin
-        spans.append((begin, end))
-        yield name, dtype, tuple(shape), start + begin, start + end
-    if covered != room:
-        raise UserError(f"the tensors of {path} cover {covered} of its {room} data bytes; the file is damaged")
-    spans.sort()
-    at = 0
-    for begin, end in spans:
-        if begin != at and begin != end:
-            raise UserError(f"tensors of {path} overlap; the file is damaged")
+        if begin == at and not jumps:
+            at = end
+        else:  # not in the order of their bytes, which is allowed
+            jumps.append((begin, end))
+        if keep(name):
+            kept[name] = Tensor(dtype, tuple(shape), path, start + begin, start + end)
+    for begin, end in sorted(jumps):
+        if begin not in (at, end):
+            raise UserError(f"the tensors of {path} overlap or leave a gap at byte {start + at}; the file is damaged")
         at = max(at, end)
+    if at != room:
+        raise UserError(f"the tensors of {path} cover {at} of its {room} data bytes; the file is damaged")
+    return kept, len(header)
 
 
 def read_checkpoint(path: Path, keep: Callable[[str], bool] = lambda name: True) -> Checkpoint:
@@ -175,21 +192,17 @@ def read_checkpoint(path: Path, keep: Callable[[str], bool] = lambda name: True)
         index = _index(path)
         if not files and not index:
             _refuse_other_formats(path)
-    listed: dict[str, int] = {}
+    listed: Mapping[str, int] = {}
     if index:
-        for shard in index.values():
-            listed[shard] = listed.get(shard, 0) + 1
+        listed = Counter(index.values())
         present = {p.name for p in files}
         for shard in sorted(set(listed) - present):
             found.problems.append(f"the index lists {shard}, which is not in {path}")
         # SGLang loads what the index lists; a consolidated copy beside the shards is not part of the model.
         files = [p for p in files if p.name in listed]
     for file in files:
-        count = 0
-        for name, dtype, shape, begin, end in read_header(file):
-            count += 1
-            if keep(name):
-                found.tensors[name] = Tensor(dtype, shape, file, begin, end)
+        kept, count = read_header(file, keep)
+        found.tensors.update(kept)
         found.count += count
         found.files += 1
         if index and count < listed[file.name]:
@@ -208,23 +221,23 @@ def read_table(tensor: Tensor) -> list[int]:
     code = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "BOOL": "B", "U16": "H", "U32": "I", "U64": "Q"}.get(
         tensor.dtype
     )
-    if tensor.file is None or code is None or len(tensor.shape) != 1:
+    if not tensor.readable or code is None or len(tensor.shape) != 1:
         raise UserError(f"a table of dtype {tensor.dtype} and shape {list(tensor.shape)} holds no token ids")
     values = array.array(code)
-    values.frombytes(_read(tensor.file, tensor.begin, tensor.end - tensor.begin, LARGEST_TABLE, "a table"))
+    values.frombytes(tensor.read(0, tensor.shape[0] * values.itemsize, LARGEST_TABLE, "a table"))
     return values.tolist()
 
 
 def read_row(tensor: Tensor, row: int) -> bytes:
     """Read the bytes of one row of a two-dimensional tensor (rows, columns)."""
-    if tensor.file is None or len(tensor.shape) != 2 or not 0 <= row < tensor.shape[0]:
+    if not tensor.readable or len(tensor.shape) != 2 or not 0 <= row < tensor.shape[0]:
         return b""
-    width = (tensor.end - tensor.begin) // tensor.shape[0]
-    return _read(tensor.file, tensor.begin + row * width, width, 1024 * 1024, "a row")
+    width = tensor.shape[1] * BITS.get(tensor.dtype, 0) // 8
+    return tensor.read(row * width, width, 1024 * 1024, "a row")
 
 
 def locate(given: str, *, environ: Mapping[str, str] | None = None, revision: str | None = None) -> Path:
-    """Find a checkpoint: a file, a directory, a Hugging Face cache folder (``models--org--name``), or the id of a cached repository.
+    """Find a checkpoint: a file, a directory, a Hugging Face cache folder (models--org--name), or the id of a cached repository.
 
     Nothing is downloaded.
 
@@ -305,9 +318,14 @@ def _index(directory: Path) -> dict[str, str] | None:
         return None
     chosen = next((f for f in files if f.name == "model.safetensors.index.json"), files[0])
     weight_map = read_json(chosen).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+    try:
+        named = set(weight_map.values()) if isinstance(weight_map, dict) else {None}
+    except TypeError:  # a list is not hashable
+        named = {None}
+    files_named = {name for name in named if isinstance(name, str)}
+    if not isinstance(weight_map, dict) or files_named != named:
         raise UserError(f"{chosen} has no weight_map of tensor names to files; download it again")
-    outside = next((v for v in weight_map.values() if "/" in v or "\\" in v or v in ("", ".", "..") or "\0" in v), None)
+    outside = next((v for v in files_named if "/" in v or "\\" in v or v in ("", ".", "..") or "\0" in v), None)
     if outside is not None:
         raise UserError(f"{chosen} points to {outside[:80]!r}, outside its own directory; it is malformed")
     return weight_map

@@ -282,7 +282,8 @@ class Spool:
         deadline = time.monotonic() + 5  # let go of what was handed in meanwhile
         while time.monotonic() < deadline:
             try:
-                self._queue.get(timeout=0.1)
+                if self._queue.get(timeout=0.1) is None:
+                    break
                 self.counts["dropped_after_failure"] += 1
             except queue.Empty:
                 continue

@@ -83,6 +83,8 @@ class EngineSpec:
         arguments: further arguments of `sglang.Engine` or, as flags, of `sglang.launch_server`.
         environment: further variables, such as ``EAGLE3_PLUGIN=0``.
         return_hidden_states: ask for them with the outputs.
+        rewired_ids: run the prompts a second time after the target's setter was called with these ids; for labelled families only.
+            Outputs of the second time follow those of the first.
         timeout_s: after this the run is killed and counts as failed.
     """
 
@@ -97,6 +99,7 @@ class EngineSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     return_hidden_states: bool = False
+    rewired_ids: tuple[int, ...] | None = None
     timeout_s: float = 400
 
     def stock(self) -> EngineSpec:
@@ -151,8 +154,8 @@ class EngineResult:
     def spec_accept_length(self) -> float | None:
         """The acceptance length over all prompts: new tokens a verification; None without a draft.
 
-        Recomputed from the counts of ``meta_info``, so that it means the same in every release; equal to SGLang's own
-        ``spec_accept_length`` where there is one prompt.
+        From the counts of ``meta_info``, as SGLang's own ``spec_accept_length`` of each prompt. The first token comes without a
+        verification, so n tokens of a draft that is never right make n / (n - 1).
         """
         verified = sum(meta.get("spec_verify_ct", 0) for meta in self.meta_info)
         return sum(meta["completion_tokens"] for meta in self.meta_info) / verified if verified else None
@@ -182,6 +185,7 @@ def run(environment: Environment, spec: EngineSpec) -> EngineResult:
             "prompts": spec.prompts,
             "sampling_params": {"max_new_tokens": spec.max_new_tokens, "temperature": 0.0, "ignore_eos": True},
             "return_hidden_states": spec.return_hidden_states,
+            "rewired_ids": spec.rewired_ids,
             "records": str(place.records),
         }
         (place.root / "request.json").write_text(json.dumps(request), encoding="utf-8")
@@ -324,6 +328,7 @@ def _workplace(spec: EngineSpec) -> Iterator[Workplace]:
             "PYTHONPATH": str(SITE),
             "EAGLE3_RIG_LAUNCHER": str(os.getpid()),
             "EAGLE3_RUNTIME_DIR": str(root / "records"),
+            "EAGLE3_RIG_REWIRE": str(root / "rewire.json"),
             **spec.environment,
         }
         labels = models.labels_of(spec.target)

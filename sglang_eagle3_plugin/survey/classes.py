@@ -1,0 +1,147 @@
+"""Names, inheritance and inner models among the summaries of one release. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sglang_eagle3_plugin.survey.modules import ClassSummary, ModuleSummary
+
+INNER = ("language_model", "llm", "thinker", "text_model", "model")
+"""Attributes in which a model keeps the model it wraps, the outer ones first."""
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class at home in a file."""
+
+    module: str
+    name: str
+    summary: ClassSummary
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from another of the same name."""
+        return (self.module, self.name)
+
+
+class Classes:
+    """All classes of a release's model files, by name and module.
+
+    Args:
+        modules: dotted module name -> its summary.
+    """
+
+    def __init__(self, modules: Mapping[str, ModuleSummary]) -> None:
+        self._modules = modules
+
+    def entries(self) -> Iterator[Class]:
+        """Every class that a file registers as a model, in the order of modules."""
+        seen = set()
+        for module in sorted(self._modules):
+            for name in self._modules[module].entries:
+                found = self.find(module, name)
+                if found is not None and name not in seen:
+                    seen.add(name)
+                    yield found
+
+    def find(self, module: str, name: str, depth: int = 8) -> Class | None:
+        """Resolve a name in a module, through imports; ``other.Name`` where ``other`` is an imported module."""
+        summary = self._modules.get(module)
+        if summary is None or not depth:
+            return None
+        if "." in name:
+            owner, _, last = name.partition(".")
+            package, original = summary.imports.get(owner, ("", ""))
+            return self.find(f"{package}.{original}", last, depth - 1)
+        if name in summary.classes:
+            return Class(module, name, summary.classes[name])
+        if name in summary.imports:
+            source, original = summary.imports[name]
+            return self.find(source, original, depth - 1)
+        return None
+
+    def lineage(self, cls: Class) -> list[Class]:
+        """The class and its bases, depth first, each once: Python's order wherever bases don't share ancestors."""
+        order: list[Class] = []
+        seen: set[tuple[str, str]] = set()
+
+        def visit(one: Class) -> None:
+            if one.key in seen:
+                return
+            seen.add(one.key)
+            order.append(one)
+            for base in one.summary.bases:
+                parent = self.find(one.module, base)
+                if parent is not None:
+                    visit(parent)
+
+        visit(cls)
+        return order
+
+    def definer(self, cls: Class, method: str) -> Class | None:
+        """The class whose method it is: its own, or the first of its bases that has it."""
+        return next((c for c in self.lineage(cls) if method in c.summary.methods), None)
+
+    def capture_of(self, stack: Class) -> Class | None:
+        """The class whose code captures when a stack runs; None where the ``forward`` that runs captures nothing."""
+        for cls in self.lineage(stack):
+            if cls.summary.tests or cls.summary.marks:
+                return cls
+            if "forward" in cls.summary.methods and not cls.summary.defers:
+                return None
+        return None
+
+    def setter_of(self, cls: Class, name: str) -> tuple[Class, str] | None:
+        """The source of a method that is executed, with the class that defines it."""
+        return next(((c, c.summary.setters[name]) for c in self.lineage(cls) if name in c.summary.setters), None)
+
+    def made(self, cls: Class, attribute: str) -> list[Class]:
+        """The classes of which ``self.<attribute>`` may be an instance."""
+        lineage = self.lineage(cls)
+        owner = next((c for c in lineage if attribute in c.summary.attributes), None)
+        if owner is None:
+            return []
+        found: dict[tuple[str, str], Class] = {}
+        for name in owner.summary.attributes[attribute]:
+            for one in self._resolve(name, owner, lineage):
+                found.setdefault(one.key, one)
+        return list(found.values())
+
+    def _resolve(self, name: str, owner: Class, lineage: list[Class]) -> list[Class]:
+        if name.startswith("()"):
+            # A method that makes the inner model: the most derived one counts.
+            maker = next((c for c in lineage if name[2:] in c.summary.returns), None)
+            names = maker.summary.returns[name[2:]] if maker else []
+            return [f for n in names if maker and not n.startswith("()") and (f := self.find(maker.module, n))]
+        # A parameter of __init__ with a class for a default: the most derived default counts.
+        for cls in lineage:
+            if name in cls.summary.defaults:
+                found = self.find(cls.module, cls.summary.defaults[name])
+                return [found] if found else []
+        found = self.find(owner.module, name)
+        return [found] if found else []
+
+    def inner(self, cls: Class) -> list[tuple[str, Class]]:
+        """(attribute, class) of the models that a class may wrap."""
+        return [(attribute, made) for attribute in INNER for made in self.made(cls, attribute)]
+
+    def layer_of(self, stack: Class) -> Class | None:
+        """The class of a stack's decoder layers, the only one of its list that looks like one."""
+        for cls in self.lineage(stack):
+            found = {f.key: f for name in cls.summary.layer for f in self._resolve(name, cls, self.lineage(stack))}
+            layers = [f for f in found.values() if self.stream_of(f)]
+            if layers:
+                return layers[0]
+        return None
+
+    def stream_of(self, layer: Class) -> str:
+        """Where the residual stream entering a decoder layer is; empty for a class that is none."""
+        return next((c.summary.stream for c in self.lineage(layer) if c.summary.stream), "")
+
+    def reach(self, cls: Class, depth: int = 4) -> Iterator[Class]:
+        """The class, its inner models, theirs, and so on."""
+        yield cls
+        if depth:
+            for _, inner in self.inner(cls):
+                yield from self.reach(inner, depth - 1)

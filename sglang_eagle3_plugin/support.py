@@ -1,0 +1,78 @@
+"""How well a class is served in a release: unmodified, with this plugin, or not at all. Stdlib only.
+
+What the plugin can do is said here once, for the matrix, ``wiring`` and the doctor. It is a prediction from a release's files: in a
+server the patches decide by the structure of the loaded model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from sglang_eagle3_plugin import releases, structure
+from sglang_eagle3_plugin.releases import ClassFacts
+
+NATIVE = "native"
+PLUGIN = "plugin"
+REWIRED = "plugin:rewired"
+BROKEN = "broken"
+ABSENT = "absent"
+LEVELS = (NATIVE, REWIRED, PLUGIN, BROKEN, ABSENT)
+
+_STREAMS = frozenset(stream.value for stream in structure.Stream)
+
+
+@dataclass(frozen=True)
+class Support:
+    """How a class is served in a release.
+
+    Attributes:
+        level: one of ``LEVELS``.
+        why: one clause: what stock SGLang lacks, what the plugin does about it, or why it can't.
+        evidence: ``executed`` where the release's own setter was run, ``read`` where its files were read.
+    """
+
+    level: str
+    why: str
+    evidence: str
+
+
+def plugin_can(facts: ClassFacts) -> tuple[bool, str]:
+    """Whether the plugin serves a class that stock SGLang doesn't, and how; or why not."""
+    lacks = facts.setter is None or facts.rule in (releases.DEAD, releases.UNKNOWN)
+    missing = " and ".join(
+        name for name, gone in (("set_eagle3_layers_to_capture", lacks), ("get_embed_and_head", facts.accessor is None)) if gone
+    )
+    if not missing:
+        return True, "sets the boundaries that the draft was trained on"
+    if facts.rule == releases.UNKNOWN:
+        return False, f"its setter could not be followed ({facts.why or 'it fits no known rule'})"
+    if facts.inner and lacks:
+        return True, f"hands {missing} on to the inner model ({facts.inner})"
+    if importlib.util.find_spec("sglang_eagle3_plugin.patches.completion") is None:
+        return False, f"it has no {missing}, and this plugin completes only wrappers whose inner model has both"
+    if facts.capture is not None:
+        return True, f"supplies {missing}; the layer stack ({facts.stack}) can capture"
+    if facts.stream in _STREAMS:
+        return True, f"supplies {missing} and captures at the layers' inputs"
+    if facts.stream.startswith("refused: "):
+        return False, f"its layers can't be tapped: {facts.stream.removeprefix('refused: ')}"
+    return False, f"it has no {missing}, and its decoder layers were not found"
+
+
+def support(release: str, class_name: str) -> Support:
+    """How a class is served in a release, whichever the draft; a pair of draft and target is judged by ``pairs``."""
+    facts = releases.class_facts(release, class_name)
+    if facts is None:
+        return Support(ABSENT, "the release has no such class", "read")
+    evidence = "read" if facts.setter is None or facts.rule == releases.UNKNOWN else "executed"
+    can, how = plugin_can(facts)
+    hooks = facts.setter is not None and facts.accessor is not None and facts.rule not in (releases.DEAD, releases.UNKNOWN)
+    if not hooks:
+        # How the plugin would serve it is read off the files, whatever was executed.
+        return Support(PLUGIN if can else BROKEN, how, "read")
+    known, _ = releases.nearest(release)
+    whole = releases.release_facts(known or release)
+    if whole.graph_ids != "configured":
+        return Support(REWIRED, "CUDA graphs capture the default boundaries, whatever the draft's ids", evidence)
+    return Support(NATIVE, releases.RULES[facts.rule or "fixed"].text, evidence)

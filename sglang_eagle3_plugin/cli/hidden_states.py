@@ -1,14 +1,15 @@
-"""`sglang-eagle3 hidden-states`: info, verify, export, compare, score."""
+"""`sglang-eagle3 hidden-states`: info, extract, verify, export, compare, score."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 from rich.console import Console
@@ -68,6 +69,51 @@ def info(dump: Path, as_json: bool) -> int:
     for problem in opened.problems:
         click.echo(problem)
     return 0
+
+
+@command.command()
+@click.option("--url", required=True, help="A server of this machine, started with EAGLE3_DUMP_DIR and --disable-radix-cache.")
+@click.option("--data", type=_DIRECTORY, required=True, help="JSON lines or Parquet: messages, conversations, text or input_ids.")
+@click.option("--dump", type=_DIRECTORY, required=True, help="The server's EAGLE3_DUMP_DIR.")
+@click.option("--tokenizer", metavar="DIR", help="For chats and texts; the server's own unless given.")
+@click.option("--max-length", type=click.IntRange(1), help="Cut longer sequences.")
+@click.option("--concurrency", type=click.IntRange(1, 1024), default=8, show_default=True, help="Requests at a time.")
+@_json
+def extract(
+    url: str, data: Path, dump: Path, tokenizer: str | None, max_length: int | None, concurrency: int, as_json: bool
+) -> int:
+    """Have a live server dump a data set, each sequence once; interrupted, run it again and it goes on.
+
+    Exit status 1 when some sequences are still missing.
+    """
+    from sglang_eagle3_plugin.hidden_states import dataset
+    from sglang_eagle3_plugin.hidden_states import extract as extraction
+
+    extraction.check_server(url, dump)
+    chosen = tokenizer or extraction.server_info(url).get("tokenizer_path")
+    loaded = dataset.load_tokenizer(str(chosen)) if dataset.needs_tokenizer(data) else None
+    with _progress("extracting", 0) as advance:
+        done = extraction.extract(
+            url,
+            dataset.read(data, loaded, max_length),
+            dump,
+            concurrency=concurrency,
+            progress=lambda there, all_: advance(there, all_),
+        )
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done), indent=2))
+    else:
+        rate = done.tokens / done.seconds if done.seconds else 0.0
+        click.echo(
+            f"{done.added} sequences added, {done.present} were there, {done.duplicates} rows repeat others; {rate:.0f} tokens/s"
+        )
+        for reason, times in done.failed.items():
+            click.echo(f"{times} times: {reason}")
+        if done.missing:
+            shown = ", ".join(done.missing[:5])
+            more = f" and {len(done.missing) - 5} more" if len(done.missing) > 5 else ""
+            click.echo(f"{len(done.missing)} sequences are missing: {shown}{more}. `hidden-states info` says what was refused.")
+    return int(bool(done.missing))
 
 
 @command.command()
@@ -212,13 +258,27 @@ def _size(count: Any) -> str:
     return f"{count:.1f} {unit}" if unit != "bytes" else f"{count} bytes"
 
 
+class _Advance(Protocol):
+    def __call__(self, done: int, total: int | None = None, /) -> None: ...
+
+
 @contextmanager
-def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr when that is a terminal, else nothing; yields a function that takes the number done."""
-    if not sys.stderr.isatty():
-        yield lambda done: None
+def _progress(what: str, total: int | None) -> Iterator[_Advance]:
+    """A bar on stderr when that is a terminal, else a line every ten seconds; yields a function that takes the number done."""
+    if sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda done, all_=None: bar.update(task, completed=done, **({} if all_ is None else {"total": all_}))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
+    started = said = time.monotonic()
+
+    def line(done: int, all_: int | None = None) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= 10:
+            said = now
+            of = f" of {all_ or total}" if all_ or total else ""
+            click.echo(f"{what}: {done}{of}, {done / (now - started):.1f}/s", err=True)
+
+    yield line

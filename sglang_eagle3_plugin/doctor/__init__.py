@@ -1,1 +1,13 @@
-"""Static checks of a deployment: one check a module, each a function (deployment) -> findings."""
+"""Find a wiring fault in a target, a draft and launch flags before the model loads. Standard library only; only `cli` prints."""
+
+from __future__ import annotations
+
+from sglang_eagle3_plugin.doctor.checks import CHECKS, quality
+from sglang_eagle3_plugin.doctor.deployment import Deployment
+from sglang_eagle3_plugin.doctor.findings import Finding, ordered
+
+
+def examine(d: Deployment) -> list[Finding]:
+    """Run every check on a deployment; errors come first."""
+    found = [finding for check in CHECKS for finding in check(d)]
+    return ordered([*found, *quality.conclude(d, found)])

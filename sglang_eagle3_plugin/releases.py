@@ -215,11 +215,13 @@ def _faults(boundaries: Sequence[int], facts: ClassFacts, num_layers: int) -> It
             yield f"boundary {b} never comes"
 
 
+@functools.cache
 def known_releases() -> tuple[str, ...]:
     """Every release that was surveyed, oldest first."""
     return tuple(_data()["releases"])
 
 
+@functools.cache
 def release_facts(release: str) -> ReleaseFacts:
     """The facts of a known release.
 
@@ -237,15 +239,22 @@ def release_facts(release: str) -> ReleaseFacts:
     )
 
 
+def wheel_of(release: str) -> tuple[str, str]:
+    """File name and SHA-256 of the wheel that a known release's facts were found in."""
+    entry = _data()["releases"][release]
+    return entry["wheel"], entry["sha256"]
+
+
+@functools.cache
 def class_facts(release: str, class_name: str) -> ClassFacts | None:
     """The facts of a class in a release, or in its nearest known one; None where that has no such class."""
     known, _ = nearest(release)
     if known is None:
         return None
-    position = known_releases().index(known)
+    positions = _positions()
     found: dict[str, Any] | None = None
     for run in _data()["classes"].get(class_name, ()):
-        if known_releases().index(run["since"]) > position:
+        if positions[run["since"]] > positions[known]:
             break
         found = run
     if found is None or found.get("absent"):
@@ -258,6 +267,7 @@ def class_names() -> tuple[str, ...]:
     return tuple(_data()["classes"])
 
 
+@functools.cache
 def nearest(release: str) -> tuple[str | None, bool]:
     """The known release that answers for another: itself, else its newest elder, else the oldest; and whether it is itself."""
     plain = re.split(r"[+]", release.removeprefix("v"))[0]
@@ -284,6 +294,11 @@ def data_directory() -> Path:
     """Where the surveyed facts lie: in an installed wheel inside the package, in a checkout in ``compat/data``."""
     packaged = Path(__file__).parent / "_compat"
     return packaged if packaged.is_dir() else Path(__file__).parents[1] / "compat" / "data"
+
+
+@functools.cache
+def _positions() -> dict[str, int]:
+    return {name: position for position, name in enumerate(known_releases())}
 
 
 @functools.cache

@@ -119,12 +119,12 @@ def _wanted(want: pairs.Wanted, decision: Decision | None) -> str:
 def _stock(one: Answer) -> str:
     if one.stock is None:
         return "-"
-    parts = [_join(one.stock) or "none"]
+    others = []
     if one.stock_graph != one.stock:
-        parts.append(f"{_join(one.stock_graph)} in graphs")
+        others.append(f"{_join(one.stock_graph) or 'none'} in CUDA graphs")
     if one.stock_emits != one.stock:
-        parts.append(f"of which {_join(one.stock_emits) or 'none'} arrive")
-    return ", ".join(parts)
+        others.append(f"{_join(one.stock_emits) or 'none'} arrive")
+    return (_join(one.stock) or "none") + (f" ({'; '.join(others)})" if others else "")
 
 
 def _grouped(answers: dict[str, Answer]) -> list[tuple[tuple[str, str], Answer]]:

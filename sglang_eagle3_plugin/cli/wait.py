@@ -77,7 +77,7 @@ def _display(url: str) -> Iterator[Callable[[Snapshot], None]]:
                 completed=now.fraction or 0.0,
                 percent=f"{now.fraction:.0%}" if now.fraction is not None else "",
                 clock=_clock(now.elapsed_s),
-                left=f"{_clock(now.stage_left_s)} left of {now.stage}" if now.stage_left_s is not None else "",
+                left=_left(now),
             )
 
         yield look
@@ -95,13 +95,20 @@ class _Plain:
         stage = now.stage if now.fraction is not None else ""
         if stage != self.stage or now.elapsed_s - self.said >= _SAY_AGAIN_S:
             self.stage, self.said = stage, now.elapsed_s
-            click.echo(f"{_clock(now.elapsed_s)} {_what(now)}", err=True)
+            left = f", {_left(now)}" if _left(now) else ""
+            click.echo(f"{_clock(now.elapsed_s)} {_what(now)}{left}", err=True)
 
 
 def _what(now: Snapshot) -> str:
     if now.fraction is None:
         return {"": "asking", "refused": "not listening yet", "503": "loading (503)"}.get(now.answer, now.answer)
     return f"{now.stage} {now.done}/{now.total}" if now.total else now.stage
+
+
+def _left(now: Snapshot) -> str:
+    if now.left_s is not None:
+        return f"about {_clock(now.left_s)} left"
+    return f"{_clock(now.stage_left_s)} left of {now.stage}" if now.stage_left_s is not None else ""
 
 
 def _clock(seconds: float) -> str:

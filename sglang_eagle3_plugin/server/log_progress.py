@@ -56,11 +56,13 @@ class LogProgress:
     """The exception behind it, as ``Type: message``."""
     exit_status: int | None = None
     """Of a child process the log reports as gone; negative: a signal."""
+    entered: dict[str, datetime] = field(default_factory=dict)
+    """Stage -> when it began, by the log's own stamps (local time, whole seconds)."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=400))
     """The last lines that are no progress bar, secrets blanked."""
     not_before: datetime | None = None
     """Lines stamped earlier belong to an earlier run and are passed over."""
-    _behind: set[str] = field(default_factory=set)
+    _last_stamp: datetime | None = None
     _loads: Counter[str] = field(default_factory=Counter)
     _in_traceback: bool = False
     _old: bool = False
@@ -69,7 +71,8 @@ class LogProgress:
         """Take one line of the log."""
         stamp = _STAMP.match(line)
         if stamp:
-            self._old = self.not_before is not None and _time(stamp.group(1)) < self.not_before
+            self._last_stamp = _time(stamp.group(1))
+            self._old = self.not_before is not None and self._last_stamp < self.not_before
         if self._old:
             return
         # The line with all server arguments has ten thousand characters, a bar two hundred at most.
@@ -91,8 +94,11 @@ class LogProgress:
         if self.stage == "ready":
             return 1.0
         due = [stage for stage in STAGES if self.has_draft or not stage.startswith("draft")]
+        if self.stage == "warm-up":
+            # What was not seen by now (graphs, where they are off) never comes.
+            return 1 - STAGES["warm-up"] / sum(STAGES[stage] for stage in due)
         within = self.done / self.total if self.total else 0.0
-        behind = sum(STAGES[stage] for stage in self._behind) + STAGES[self.stage] * within
+        behind = sum(STAGES[stage] for stage in self.entered if stage != self.stage) + STAGES[self.stage] * within
         return min(behind / sum(STAGES[stage] for stage in due), 1.0)
 
     def useful_lines(self, count: int = 15) -> list[str]:
@@ -112,8 +118,8 @@ class LogProgress:
         self.fatal = self.exception = ""
         self.exit_status = None
         self._loads.clear()
-        self._behind.clear()
-        self.stage, self.done, self.total, self.stage_left_s = "start", 0, 0, None
+        self.entered.clear()
+        self._begin("start")
         algorithm = re.search(r"speculative_algorithm['\"]?\s*[=:]\s*['\"]?(\w+)", text)
         self.has_draft = algorithm is not None and algorithm.group(1) != "None"
         model = re.search(r"model_path['\"]?\s*[=:]\s*['\"]([^'\"]+)", text)
@@ -156,9 +162,12 @@ class LogProgress:
 
     def _to(self, stage: str) -> None:
         # The second rank's line, or the draft's own small pool, is no new stage.
-        if stage != self.stage and stage not in self._behind:
-            self._behind.add(self.stage)
-            self.stage, self.done, self.total, self.stage_left_s = stage, 0, 0, None
+        if stage not in self.entered:
+            self._begin(stage)
+
+    def _begin(self, stage: str) -> None:
+        self.stage, self.done, self.total, self.stage_left_s = stage, 0, 0, None
+        self.entered[stage] = self._last_stamp or datetime.now()
 
     def _bar(self, bar: re.Match[str]) -> None:
         what = bar["what"].lower()

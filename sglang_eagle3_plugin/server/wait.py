@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from sglang_eagle3_plugin.errors import UserError
-from sglang_eagle3_plugin.server import processes
+from sglang_eagle3_plugin.server import processes, start_times
 from sglang_eagle3_plugin.server.address import Address, client
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 from sglang_eagle3_plugin.server.log_progress import LogProgress
@@ -51,6 +51,9 @@ class Snapshot:
     fraction: float | None
     """None without a log."""
     stage_left_s: float | None
+    """By the stage's own bar."""
+    left_s: float | None
+    """Of the whole start, about, by the last start of the same model; None where none is known."""
     answer: str
     """The last answer of ``/health``: ``refused``, ``503``, ..."""
 
@@ -111,6 +114,7 @@ class _Waiting:
         self.progress = LogProgress(not_before=(since or datetime.now() - timedelta(seconds=_OLD_LINES_S)) - timedelta(seconds=1))
         self.health = _Health(address, api_key)
         self.strange_since: float | None = None
+        self.before: dict[str, float] | None = None
 
     def run(self, timeout_s: float, on_look: Callable[[Snapshot], None]) -> Result:
         while True:
@@ -118,6 +122,8 @@ class _Waiting:
             if failed := self._failure():
                 return self._settled(failed)
             if self.health.ready:
+                if self.progress.stage == "ready" and self.progress.model:
+                    start_times.remember(self.progress)
                 return self._result("ready", f"{self.address.url} is ready")
             elapsed = time.monotonic() - self.started
             if elapsed >= timeout_s and (timeout_s > 0 or self.health.checks):
@@ -198,8 +204,11 @@ class _Waiting:
 
     def _snapshot(self, elapsed: float) -> Snapshot:
         p = self.progress
+        if self.before is None and p.model:
+            self.before = start_times.last(p)
+        left = start_times.left(p, self.before or {}, datetime.now())
         fraction = p.fraction if self.log else None
-        return Snapshot(elapsed, p.stage, p.done, p.total, fraction, p.stage_left_s, self.health.answer)
+        return Snapshot(elapsed, p.stage, p.done, p.total, fraction, p.stage_left_s, left, self.health.answer)
 
     def _result(self, state: str, reason: str) -> Result:
         lines = [] if state == "ready" else self.progress.useful_lines()

@@ -23,6 +23,7 @@ import pytest
 
 from sglang_eagle3_plugin.cli.main import main
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server import start_times
 from sglang_eagle3_plugin.server.address import parse
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 from sglang_eagle3_plugin.server.log_progress import LogProgress
@@ -276,6 +277,30 @@ class TestLog:
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0
         assert progress.port == 30000
+
+
+class TestTimeLeft:
+    def feed(self, progress: LogProgress, *minutes_and_lines: tuple[int, str]) -> None:
+        for minute, line in minutes_and_lines:
+            progress.feed(f"[2026-11-29 17:{minute:02d}:00] {line}")
+
+    def test_it_is_told_by_the_last_start_of_the_model(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("SGLANG_EAGLE3_CACHE", str(tmp_path))
+        first, second, other = LogProgress(), LogProgress(), LogProgress()
+        begin = (0, "server_args=ServerArgs(model_path='/m', speculative_algorithm=None)")
+        self.feed(
+            first, begin, (1, "Load weight begin."), (11, "Memory pool end."), (12, "The server is fired up and ready to roll!")
+        )
+        start_times.remember(first)
+        self.feed(second, begin, (1, "Load weight begin."))
+        before = start_times.last(second)
+        assert before == {"start": 60, "weights": 600, "memory": 60}
+        assert start_times.left(second, before, datetime(2026, 11, 29, 17, 5)) == 6 * 60 + 60
+        # The bar of the loading itself is believed over the past.
+        second.feed("Loading safetensors checkpoint shards:  50% Completed | 5/10 [02:00<02:00,  2.0s/it]")
+        assert start_times.left(second, before, datetime(2026, 11, 29, 17, 5)) == 120 + 60
+        self.feed(other, (0, "server_args=ServerArgs(model_path='/other', speculative_algorithm=None)"))
+        assert start_times.left(other, start_times.last(other), datetime(2026, 11, 29, 17, 0)) is None
 
 
 class TestCommandLine:

@@ -144,7 +144,8 @@ def export_(
     if not chosen or ((wheel or path) and len(chosen) != 1):
         raise click.UsageError("give --release, or --all; --wheel and --tree go with one release")
     root = output or catalog.root()
-    known = catalog.read_map(root)
+    # All anew: which releases share a directory is found again, too.
+    known = {} if every and not compare else catalog.read_map(root)
     differing = []
     for release in sorted(chosen, key=Version):
         source = from_directory(tree.open_tree(path).package, release) if path else from_wheel(wheel or _cached_wheel(release))

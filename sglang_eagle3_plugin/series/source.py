@@ -47,8 +47,13 @@ class Source:
         return self._texts[path]
 
     def models(self, word: str) -> list[str]:
-        """The model files in whose text a word stands."""
-        return [p for p in self.paths if p.startswith("sglang/srt/models/") and word in (self.text(p) or "")]
+        """The model files in whose text a word stands.
+
+        Without those that the release has with CRLF line ends (`apertus.py` up to 0.5.13): `git am` strips the CR from a patch, so
+        a patch of such a file applies to nothing.
+        """
+        found = [p for p in self.paths if p.startswith("sglang/srt/models/") and word in (self.text(p) or "")]
+        return [p for p in found if "\r\n" not in (self.text(p) or "")]
 
     def updated(self, changed: dict[str, str]) -> Source:
         """The same source with some files changed or added."""

@@ -46,11 +46,23 @@ def activate(route: str, settings: Settings | None = None) -> None:
             logger.warning("sglang-eagle3-plugin: %s", problem)
         from sglang_eagle3_plugin.patches import REGISTRY
 
+        _check_launch(settings)
         ledger = _ledger = patching.Ledger(settings)
         records.open_record(route, ledger)
         for module_name in dict.fromkeys(patch.module for patch in REGISTRY):
             patches = [patch for patch in REGISTRY if patch.module == module_name]
             wrapt.register_post_import_hook(_Hook(ledger, patches), module_name)
+
+
+def _check_launch(settings: Settings) -> None:
+    """In the process that launches a server, and in no other: the cheap checks, before SGLang has imported anything heavy."""
+    if "sglang.launch_server" in sys.orig_argv:
+        try:
+            from sglang_eagle3_plugin.runtime import startup
+
+            startup.check_command_line(sys.orig_argv, settings)
+        except Exception:
+            logger.warning("sglang-eagle3-plugin: the check of the command line failed; the launch goes on.", exc_info=True)
 
 
 def active_route() -> str | None:
@@ -68,6 +80,21 @@ def revert(patch: patching.Patch) -> patching.Outcome | None:
     if _ledger is None:
         return None
     outcome = _ledger.revert(patch)
+    records.write()
+    return outcome
+
+
+def apply(patch: patching.Patch, module: ModuleType) -> patching.Outcome | None:
+    """Apply a patch that no import triggers, to a module that is there, and report it; None where nothing has been activated.
+
+    Raises:
+        SystemExit: under ``EAGLE3_STRICT=1``, it does not fit.
+    """
+    if _ledger is None:
+        return None
+    outcome = _ledger.apply(patch, module)
+    if outcome.state in patching.TROUBLE:
+        report(outcome, _ledger.settings)
     records.write()
     return outcome
 

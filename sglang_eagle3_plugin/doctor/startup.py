@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_eagle3_plugin.checkpoints import Checkpoint
@@ -18,6 +19,11 @@ _FLAGS = {
     "tp_size": "--tp-size",
     "pp_size": "--pp-size",
     "dp_size": "--dp-size",
+}
+_PATHS = {
+    "model_path": "--model-path",
+    "revision": "--revision",
+    "speculative_draft_model_revision": "--speculative-draft-model-revision",
 }
 _SWITCHES = {
     "enable_dp_attention": "--enable-dp-attention",
@@ -63,6 +69,12 @@ def certain_faults(
     )
     found = [finding for check in CHEAP for finding in check(deployment)]
     return [finding for finding in ordered(found) if finding.severity == "error" and finding.sure == "certain"]
+
+
+def arguments_of(flags: Flags) -> SimpleNamespace:
+    """Write flags as the attributes of a ``ServerArgs`` that they will become; :func:`flags_of` backwards."""
+    texts = {attribute: flags.text(flag) for attribute, flag in (_FLAGS | _PATHS).items()}
+    return SimpleNamespace(**texts, **{attribute: flags.has(flag) for attribute, flag in _SWITCHES.items()})
 
 
 def flags_of(server_args: Any) -> Flags:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from sglang_eagle3_plugin.patches import boundary_wiring, delegation, dump_requests, forward_tap
+from sglang_eagle3_plugin.patches import boundary_wiring, delegation, dump_requests, forward_tap, startup_check
 from sglang_eagle3_plugin.patching import Patch
 
-REGISTRY: tuple[Patch, ...] = (*delegation.PATCHES, *boundary_wiring.PATCHES, *forward_tap.PATCHES, *dump_requests.PATCHES)
+REGISTRY: tuple[Patch, ...] = (
+    *delegation.PATCHES,
+    *startup_check.PATCHES,
+    *boundary_wiring.PATCHES,
+    *forward_tap.PATCHES,
+    *dump_requests.PATCHES,
+)

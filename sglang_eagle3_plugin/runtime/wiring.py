@@ -15,7 +15,9 @@ from typing import Any
 
 from sglang_eagle3_plugin import drafts, records
 from sglang_eagle3_plugin.boundaries import BoundaryError, Decision
-from sglang_eagle3_plugin.runtime.capture import CaptureError, LayerStack
+from sglang_eagle3_plugin.runtime import parallel
+from sglang_eagle3_plugin.runtime.capture import CaptureError
+from sglang_eagle3_plugin.runtime.stacks import CapturingStack, stack_of
 from sglang_eagle3_plugin.settings import Settings
 
 logger = logging.getLogger("sglang_eagle3_plugin")
@@ -24,14 +26,12 @@ SETTER = "set_eagle3_layers_to_capture"
 
 
 def attach(runner: Any, settings: Settings) -> None:
-    """Wire the target that a ModelRunner has just loaded. Does nothing for a draft, or where no EAGLE-3 draft is served.
+    """Wire the target that a ModelRunner has just loaded; for one that ``serves_eagle3`` (runtime/target.py).
 
     Args:
         runner: SGLang's ``ModelRunner`` after ``load_model`` (sglang/srt/model_executor/model_runner.py).
         settings: the process's settings.
     """
-    if runner.is_draft_worker or not runner.spec_algorithm.is_eagle3():
-        return
     stock = getattr(runner.model, SETTER, None)
     if stock is None:
         logger.warning(
@@ -48,7 +48,7 @@ def attach(runner: Any, settings: Settings) -> None:
             "sglang-eagle3-plugin: the draft's config.json is not on this machine yet; its layer ids stay as SGLang reads them."
         )
         return
-    runner.model.set_eagle3_layers_to_capture = Setter(runner.model, stock, draft, num_layers, settings)
+    runner.model.set_eagle3_layers_to_capture = Setter(runner, stock, draft, num_layers, settings)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Wired:
         wanted: the boundaries the draft was trained on; None where that could not be decided.
     """
 
-    stack: LayerStack
+    stack: CapturingStack
     wanted: tuple[int, ...] | None
 
 
@@ -72,8 +72,8 @@ def wired(model: Any) -> Wired | None:
 class Setter:
     """Stands in for one target's ``set_eagle3_layers_to_capture``; every call leaves the same boundaries captured."""
 
-    def __init__(self, model: Any, stock: Any, draft: drafts.Draft, num_layers: int, settings: Settings) -> None:
-        self.model = model
+    def __init__(self, runner: Any, stock: Any, draft: drafts.Draft, num_layers: int, settings: Settings) -> None:
+        self.runner = runner
         self.stock = stock
         self.draft = draft
         self.num_layers = num_layers
@@ -84,19 +84,24 @@ class Setter:
     def __call__(self, layer_ids: Sequence[int] | None = None) -> None:
         """Call the release's own setter with the ids that SGLang read from the draft, then correct what it captures."""
         seen = self.draft.ids_seen_by_sglang
-        self.stock(list(seen) if seen else None)
+        self.stock(None if seen is None else list(seen))
+        if not parallel.is_last_stage(self.runner):
+            return  # SGLang's setters do nothing there either: what a stage before the last one captures is dropped
         try:
             self._correct()
         except (CaptureError, BoundaryError) as error:
             self._refuse(str(error))
+        except Exception:
+            logger.warning("sglang-eagle3-plugin: wiring failed; layer ids stay as SGLang reads them.", exc_info=True)
 
     def _correct(self) -> None:
         decision = drafts.decide_for(self.draft, self.num_layers, self.settings)
-        stack = LayerStack.find(self.model, self.num_layers)
+        stack = stack_of(self.runner.model, self.num_layers)
         stock = stack.captured
         wanted = stock if decision.boundaries is None else decision.boundaries
         if stock != wanted or decision.boundaries is not None:
             stack.capture(wanted)
+        parallel.check(self.runner, stack)
         self.wired = Wired(stack, decision.boundaries)
         self._say(decision, stock, stack.captured)
 

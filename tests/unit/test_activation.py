@@ -146,3 +146,16 @@ def test_every_order_of_activation_import_revert_and_a_second_plugin(stand_in, o
     # The second plugin wrapped ours if it was there; then its wrapper is left alone, and ours goes on working below it.
     wrapped_ours = not reverted or position["other"] < position["revert"]
     assert found["embed"] == ["other's", ["embed", "head"] if wrapped_ours else None]
+
+
+def test_another_programs_command_line_is_not_judged(stand_in):
+    done = stand_in("import sys; sys.orig_argv = ['python', 'train.py']\n" + CALL)
+    assert done.stdout == DELEGATED
+
+
+def test_a_launch_whose_models_are_not_here_yet_is_not_judged(stand_in):
+    argv = ["python", "-m", "sglang.launch_server", "--model", "org/a", "--speculative-algorithm", "EAGLE3"]
+    argv += ["--speculative-draft-model-path", "org/b"]
+    done = stand_in(f"import sys; sys.orig_argv = {argv}\n" + CALL)
+    assert done.stdout == DELEGATED
+    assert done.stderr == ""

@@ -26,7 +26,7 @@ FORBIDDEN_AT_START = {
     "git",
     "libcst",
 }
-CLI_ONLY = {"cli", "doctor", "rig", "server"}
+CLI_ONLY = {"cli", "rig", "server", "survey", "series", "bench"}
 ANYWHERE_IN_SERVING = {"wrapt", "torch", "huggingface_hub", "sglang", "numpy"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sglang_eagle3_plugin.boundaries import Convention, default_boundaries
 from sglang_eagle3_plugin.doctor import facts
-from sglang_eagle3_plugin.doctor.checks.layer_ids import NESTED
+from sglang_eagle3_plugin.doctor.checks.layer_ids import NESTED, rewritten
 from sglang_eagle3_plugin.doctor.deployment import Deployment
 from sglang_eagle3_plugin.doctor.findings import Evidence, Finding
 from sglang_eagle3_plugin.drafts import CONVENTION
@@ -72,7 +72,7 @@ def check_meaning(d: Deployment) -> Iterator[Finding]:
         f"Install sglang-eagle3-plugin, which captures the right ones,{rewrite} "
         + (f"or use SGLang {later} or newer." if later else "or set EAGLE3_CAPTURE_BOUNDARIES with the plugin."),
         ("FIXABLE_BY_PLUGIN", *((f"OK_FROM_{later}",) if later else ())),
-        changes={NESTED: list(ids)} if ids else {},
+        changes=rewritten(d, ids, decision.boundaries) if ids else {},
     )
 
 
@@ -131,7 +131,7 @@ def check_engines(d: Deployment) -> Iterator[Finding]:
             f"Convert the draft with {NESTED} = {list(ids) if ids else 'ids that this release cannot express (use the plugin)'}; "
             "sglang-eagle3-plugin reads the speculators form as it is.",
             ("FIXABLE_BY_PLUGIN",),
-            changes={NESTED: list(ids)} if ids else {},
+            changes=rewritten(d, ids, wanted) if ids else {},
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sglang_eagle3_plugin.boundaries import default_boundaries
+from sglang_eagle3_plugin.boundaries import Convention, default_boundaries
 from sglang_eagle3_plugin.doctor import facts
 from sglang_eagle3_plugin.doctor.deployment import Deployment, mapping
-from sglang_eagle3_plugin.doctor.findings import Evidence, Finding
-from sglang_eagle3_plugin.drafts import IDS
+from sglang_eagle3_plugin.doctor.findings import REMOVE, Evidence, Finding
+from sglang_eagle3_plugin.drafts import CONVENTION, IDS
 
 NESTED = f"eagle_config.{IDS}"
 
@@ -16,6 +17,15 @@ NESTED = f"eagle_config.{IDS}"
 def _field(d: Deployment) -> Evidence:
     assert d.draft is not None
     return d.draft.says(d.wiring.where or NESTED)
+
+
+def rewritten(d: Deployment, ids: Sequence[int], boundaries: Sequence[int]) -> dict[str, Any]:
+    """Return the changes to the draft config that write ids where SGLang reads them, and say what they mean."""
+    convention = Convention.BOUNDARY if list(ids) == list(boundaries) else Convention.OUTPUT
+    changes: dict[str, Any] = {NESTED: list(ids), f"eagle_config.{CONVENTION}": convention.value}
+    if d.wiring.ids and d.wiring.nested_ids is None:
+        changes[d.wiring.where] = REMOVE
+    return changes
 
 
 def check_place(d: Deployment) -> Iterator[Finding]:
@@ -62,7 +72,7 @@ def check_place(d: Deployment) -> Iterator[Finding]:
             + "; sglang-eagle3-plugin reads both places.",
             ("FIXABLE_BY_PLUGIN", "FIXABLE_BY_OVERRIDE"),
             "certain" if wanted else "likely",
-            {NESTED: list(ids)} if ids else {},
+            rewritten(d, ids, wanted) if ids and wanted else {},
         )
     nested, top = mapping(d.draft.config.get("eagle_config")).get(IDS), d.draft.config.get(IDS)
     # Ids at the top level that are the nested ones plus 1 are the same boundaries, for an engine that reads those.
@@ -98,7 +108,7 @@ def check_range(d: Deployment) -> Iterator[Finding]:
             + ("" if decided else " (EAGLE-3's default for this depth)")
             + f" write {NESTED} = {list(new)}.",
             ("FIXABLE_BY_OVERRIDE",),
-            changes={NESTED: list(new)},
+            changes=rewritten(d, new, meant),
         )
         return
     if len(set(ids)) != len(ids):

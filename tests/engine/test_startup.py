@@ -1,10 +1,9 @@
-"""A wiring that is certain to be wrong stops a real server at once, before a weight is read; with the override it serves and warns."""
+"""A wiring that is certain to be wrong stops a real server before a weight is read; with the override it serves and warns."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import time
 
 import pytest
 
@@ -44,25 +43,28 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("release", RELEASES)
+# From 0.5.14 on the DeepSeek family captures after the fused all-reduce: there it is no fault.
+CASES = [(release, fault) for release in RELEASES for fault in FAULTS if fault != "partial sums" or release == OLDEST]
+
+
+@pytest.mark.parametrize(("release", "fault"), CASES)
 def test_a_certain_fault_stops_the_launch(environment, tiny, release, fault):
     make, arguments, parts = FAULTS[fault]
     spec = EngineSpec(tiny.target("kimi-k25").path, make(tiny), arguments=arguments)
     with engine._workplace(spec) as place:
         flags = engine._flags(spec.engine_arguments(release))
-        began = time.monotonic()
         done = subprocess.run(
-            [str(environment(release).python), "-m", "sglang.launch_server", *flags],
+            [str(environment(release).python), "-X", "importtime", "-m", "sglang.launch_server", *flags],
             env=place.variables,
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        took = time.monotonic() - began
     assert done.returncode == 1
-    assert took < 5, "a launch that cannot work must not cost a model load"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "sglang" in imported or "sglang_eagle3_plugin.runtime.startup" in imported
+    assert "torch" not in imported, "the launch stops before SGLang has imported anything heavy"
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("sglang-eagle3-plugin: ERR_")]
     for part in (*parts, "before any weight is read", "EAGLE3_ALLOW_MISWIRED=1"):
         assert part in line

@@ -30,6 +30,9 @@ SIDECAR = "extract.jsonl"
 MANIFEST = re.compile(r"manifest-(w\d{4,})\.jsonl")
 SHARD = re.compile(r"(w\d{4,})-(\d{6,})\.safetensors(\.tmp)?")
 
+PIECE = 8 << 20
+"""A shard's checksum is the SHA-256 of the SHA-256s of its consecutive pieces of so many bytes: several cores can share it."""
+
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U8": 1}
 """safetensors dtype name -> bytes an element."""
 
@@ -99,6 +102,11 @@ def sample_key(token_ids: Iterable[int]) -> str:
     """The identity of a sequence: 32 hex digits of the SHA-256 of its token ids as little-endian int64."""
     ids = list(token_ids)
     return hashlib.sha256(struct.pack(f"<{len(ids)}q", *ids)).hexdigest()[:32]
+
+
+def tree_checksum(pieces: Iterable[bytes]) -> str:
+    """The checksum of a shard from the SHA-256 digests of its pieces, in order."""
+    return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_eagle3_plugin.errors import UserError
-from sglang_eagle3_plugin.hidden_states.layout import MANIFEST, SHARD, SIDECAR, Header, read_lines
+from sglang_eagle3_plugin.hidden_states.layout import MANIFEST, PIECE, SHARD, SIDECAR, Header, read_lines, tree_checksum
 
 Array = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ class Dump:
     Attributes:
         directory: where it is.
         refs: acknowledged samples, in the order of acknowledgement within each writer.
-        shards: shard name -> (bytes, sha256) as acknowledged.
+        shards: shard name -> (bytes, checksum) as acknowledged.
         counts: what the writers dropped, refused or missed, summed.
         problems: sentences on what is not as it should be in the manifests.
         masks: sample key -> runs [start, end) where the loss counts, from `extract`.
@@ -178,15 +178,15 @@ class Dump:
         if name in self._entries:
             return
         size, checksum = self.shards[name]
-        digest = hashlib.sha256()
+        pieces = []
         try:
             with (self.directory / name).open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
+                while piece := file.read(PIECE):
+                    pieces.append(hashlib.sha256(piece).digest())
         except OSError as error:
             raise CorruptShardError(f"shard {name} cannot be read ({error.strerror})") from error
-        if digest.hexdigest() != checksum:
-            raise CorruptShardError(f"shard {name} is not what was acknowledged ({size} bytes, sha256 {checksum[:12]}...)")
+        if tree_checksum(pieces) != checksum:
+            raise CorruptShardError(f"shard {name} is not what was acknowledged ({size} bytes, checksum {checksum[:12]}...)")
         entries = _entries(self.directory / name)
         # The checksum covers this copy of the header, so a manifest's own header line cannot change unseen.
         if json.loads(entries.pop("__metadata__")["header"]) != self._headers[name].to_json():
@@ -226,7 +226,7 @@ class Dump:
                 Ref(header, name, index, str(s["key"]), int(s["tokens"]), int(s["prompt_tokens"]), str(s["request"]))
                 for index, s in enumerate(line["samples"])
             ]
-            self.shards[name] = (int(line["bytes"]), str(line["sha256"]))
+            self.shards[name] = (int(line["bytes"]), str(line["checksum"]))
             self._headers[name] = header
             self.refs += refs
         except (KeyError, ValueError, TypeError) as error:

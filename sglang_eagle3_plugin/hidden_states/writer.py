@@ -8,13 +8,13 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_eagle3_plugin.hidden_states.layout import ITEM_BYTES, MANIFEST, SHARD, Header, sample_key
+from sglang_eagle3_plugin.hidden_states.layout import ITEM_BYTES, MANIFEST, PIECE, SHARD, Header, sample_key, tree_checksum
 
 GIB = 1 << 30
 
@@ -29,7 +29,8 @@ class Sample:
 
     Attributes:
         token_ids: N ids.
-        tensors: name -> (safetensors dtype, shape, C-contiguous bytes-like); the names are those of `layout`.
+        tensors: name -> (safetensors dtype, shape, data), the names those of `layout`; the data is one C-contiguous bytes-like, or
+            a list of such, which follow on each other.
         request: the request's id, for the manifest only.
         prompt_tokens: how many of the N are the prompt.
     """
@@ -42,14 +43,14 @@ class Sample:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(memoryview(data).nbytes for _, _, data in self.tensors.values())
+        return sum(view.nbytes for _, _, data in self.tensors.values() for view in _views(data))
 
 
 @dataclass
 class Writer:
     """The one writer of its own files in a dump directory. Any number of writers, of any processes, share a directory.
 
-    A sample is acknowledged when :meth:`flush` (called by :meth:`add` for a full shard) has returned.
+    A sample is acknowledged when :meth:`flush` has returned, or with ``parallel`` 1 the :meth:`add` that filled its shard.
 
     Attributes:
         directory: created 0700 if absent.
@@ -57,6 +58,7 @@ class Writer:
         shard_bytes: a shard is written when it holds at least this much; the bound of what a crash can lose.
         max_bytes: quota of the directory, all writers together; None for none.
         min_free_bytes: stop before the file system has less than this left.
+        parallel: shards that may be on their way to the disk at once, so that one's fsync does not hold up the next.
 
     Raises:
         OSError: the directory cannot be written. `DumpFullError` when a limit is reached.
@@ -67,64 +69,43 @@ class Writer:
     shard_bytes: int = GIB // 4
     max_bytes: int | None = None
     min_free_bytes: int = GIB
+    parallel: int = 1
     written_bytes: int = 0
     written_samples: int = 0
     _pending: list[Sample] = field(default_factory=list)
     _pending_bytes: int = 0
+    _flying: list[tuple[int, Future[None]]] = field(default_factory=list)
     _next_shard: int = 0
 
     def __post_init__(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="eagle3-dump-hash")
+        self._manifest_lock = threading.Lock()
+        self._hashers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="eagle3-dump-hash")
+        self._shards = ThreadPoolExecutor(self.parallel, thread_name_prefix="eagle3-dump-shard")
         sweep(self.directory)
         self.id, self._manifest = self._claim()
         self._append(self.header.to_json())
         _fsync_directory(self.directory)
 
     def add(self, sample: Sample) -> None:
-        """Take a sample; write the shard if it is full."""
+        """Take a sample; begin to write the shard if it is full. Raises what went wrong with an earlier shard, too."""
         with self._lock:
             self._pending.append(sample)
             self._pending_bytes += sample.nbytes
             if self._pending_bytes >= self.shard_bytes:
-                self.flush()
+                self._launch()
+                self._land(self.parallel - 1)
 
     def flush(self) -> None:
         """Write and acknowledge what was taken so far. On any error those samples are dropped and the error is raised."""
         with self._lock:
-            samples, self._pending = self._pending, []
-            size, self._pending_bytes = self._pending_bytes, 0
-            if not samples:
-                return
-            self._check_room(size)
-            name = f"{self.id}-{self._next_shard:06d}.safetensors"
-            self._next_shard += 1
-            total, checksum = self._write_shard(self.directory / name, samples)
-            self._append(
-                {
-                    "kind": "shard",
-                    "file": name,
-                    "bytes": total,
-                    "sha256": checksum,
-                    "samples": [
-                        {
-                            "key": sample_key(sample.token_ids),
-                            "tokens": len(sample.token_ids),
-                            "prompt_tokens": sample.prompt_tokens,
-                            "request": sample.request,
-                        }
-                        for sample in samples
-                    ],
-                }
-            )
-            self.written_bytes += total
-            self.written_samples += len(samples)
+            self._launch()
+            self._land(0)
 
     def note_counts(self, counts: Mapping[str, int]) -> None:
         """Record what was dropped, refused or missed so far; a later line replaces an earlier one."""
-        with self._lock:
-            self._append({"kind": "counts", "counts": dict(counts)})
+        self._append({"kind": "counts", "counts": dict(counts)})
 
     def close(self) -> None:
         """Flush, and let go of the manifest."""
@@ -132,8 +113,30 @@ class Writer:
             try:
                 self.flush()
             finally:
-                self._hasher.shutdown()
+                self._shards.shutdown()
+                self._hashers.shutdown()
                 os.close(self._manifest)
+
+    def _launch(self) -> None:
+        samples, self._pending = self._pending, []
+        size, self._pending_bytes = self._pending_bytes, 0
+        if samples:
+            self._check_room(size)
+            name = f"{self.id}-{self._next_shard:06d}.safetensors"
+            self._next_shard += 1
+            self._flying.append((size, self._shards.submit(self._acknowledge, name, samples)))
+
+    def _land(self, aloft: int) -> None:
+        """Wait until at most so many shards are on their way."""
+        while len(self._flying) > aloft:
+            self._flying.pop(0)[1].result()
+
+    def _acknowledge(self, name: str, samples: Sequence[Sample]) -> None:
+        total, checksum = self._write_shard(self.directory / name, samples)
+        line = {"kind": "shard", "file": name, "bytes": total, "checksum": checksum}
+        self._append(line | {"samples": [_entry(sample) for sample in samples]})
+        self.written_bytes += total
+        self.written_samples += len(samples)
 
     def _claim(self) -> tuple[str, int]:
         """Create the next manifest that nobody has; its lock, held as long as this process lives, says that its writer lives."""
@@ -152,43 +155,45 @@ class Writer:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         data = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        start = os.fstat(self._manifest).st_size
-        try:
-            while data:
-                data = data[os.write(self._manifest, data) :]
-            os.fsync(self._manifest)
-        except OSError:
-            os.ftruncate(self._manifest, start)  # half a line would spoil the next one
-            raise
+        with self._manifest_lock:
+            start = os.fstat(self._manifest).st_size
+            try:
+                while data:
+                    data = data[os.write(self._manifest, data) :]
+                os.fsync(self._manifest)
+            except OSError:
+                os.ftruncate(self._manifest, start)  # half a line would spoil the next one
+                raise
 
     def _check_room(self, size: int) -> None:
-        if shutil.disk_usage(self.directory).free - size < self.min_free_bytes:
+        aloft = sum(one for one, _ in self._flying)
+        if shutil.disk_usage(self.directory).free - size - aloft < self.min_free_bytes:
             raise DumpFullError(f"{self.directory} would have less than {self.min_free_bytes / GIB:.1f} GiB free")
-        if self.max_bytes is not None and used_bytes(self.directory) + size > self.max_bytes:
+        if self.max_bytes is not None and used_bytes(self.directory) + size + aloft > self.max_bytes:
             raise DumpFullError(f"{self.directory} would hold more than its quota of {self.max_bytes / GIB:.1f} GiB")
 
     def _write_shard(self, path: Path, samples: Sequence[Sample]) -> tuple[int, str]:
         tensors = {f"{index}.{name}": tensor for index, sample in enumerate(samples) for name, tensor in sample.tensors.items()}
         prefix, buffers = serialize(tensors, {"header": json.dumps(self.header.to_json(), sort_keys=True)})
         temporary = path.with_name(path.name + ".tmp")
-        digest = hashlib.sha256(prefix)
+        views = [memoryview(prefix), *buffers]
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
                 # Hashing and writing both let go of the GIL, so the checksum costs no time on top of the disk's.
-                hashing = self._hasher.submit(_update, digest, buffers)
-                for buffer in (memoryview(prefix), *buffers):
-                    rest = buffer
+                hashing = [self._hashers.submit(_digest, piece) for piece in _pieces(views)]
+                for view in views:
+                    rest = view
                     while rest:
                         rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
-                hashing.result()
+                checksum = tree_checksum(piece.result() for piece in hashing)
             temporary.rename(path)
             _fsync_directory(self.directory)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        return len(prefix) + sum(buffer.nbytes for buffer in buffers), digest.hexdigest()
+        return sum(view.nbytes for view in views), checksum
 
 
 def serialize(
@@ -199,7 +204,7 @@ def serialize(
     The layout is the safetensors format's own (https://github.com/huggingface/safetensors): 8 bytes of header length, JSON, data.
 
     Args:
-        tensors: name -> (safetensors dtype, shape, C-contiguous bytes-like).
+        tensors: name -> (safetensors dtype, shape, data), as in `Sample`.
 
     Raises:
         ValueError: a buffer's size does not fit its dtype and shape.
@@ -208,34 +213,66 @@ def serialize(
     buffers = []
     offset = 0
     for name, (dtype, shape, data) in tensors.items():
-        buffer = memoryview(data).cast("B")
+        views = _views(data)
         expected = ITEM_BYTES[dtype]
         for extent in shape:
             expected *= extent
-        if buffer.nbytes != expected:
-            raise ValueError(f"tensor {name} of shape {shape} and dtype {dtype} has {buffer.nbytes} bytes, not {expected}")
+        given = sum(view.nbytes for view in views)
+        if given != expected:
+            raise ValueError(f"tensor {name} of shape {shape} and dtype {dtype} has {given} bytes, not {expected}")
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + expected]}
         offset += expected
-        buffers.append(buffer)
+        buffers += views
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, buffers
 
 
-def _update(digest: hashlib._Hash, buffers: Sequence[memoryview]) -> None:
-    for buffer in buffers:
-        digest.update(buffer)
+def _views(data: Any) -> list[memoryview]:
+    return [memoryview(part).cast("B") for part in (data if isinstance(data, list) else [data]) if memoryview(part).nbytes]
+
+
+def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The same bytes in pieces of `layout.PIECE`."""
+    piece: list[memoryview] = []
+    room = PIECE
+    for view in views:
+        rest = view
+        while rest:
+            piece.append(rest[:room])
+            rest, room = rest[room:], room - len(rest[:room])
+            if not room:
+                yield piece
+                piece, room = [], PIECE
+    if piece:
+        yield piece
+
+
+def _digest(piece: Sequence[memoryview]) -> bytes:
+    digest = hashlib.sha256()
+    for view in piece:
+        digest.update(view)
+    return digest.digest()
+
+
+def _entry(sample: Sample) -> dict[str, Any]:
+    return {
+        "key": sample_key(sample.token_ids),
+        "tokens": len(sample.token_ids),
+        "prompt_tokens": sample.prompt_tokens,
+        "request": sample.request,
+    }
 
 
 def used_bytes(directory: Path) -> int:
-    """Bytes of all shards in a dump directory, temporary ones too."""
+    """Bytes of all shards in a dump directory, but for those on their way."""
     total = 0
     with os.scandir(directory) as entries:
         for entry in entries:
-            if SHARD.fullmatch(entry.name):
+            if SHARD.fullmatch(entry.name) and not entry.name.endswith(".tmp"):
                 try:
                     total += entry.stat(follow_symlinks=False).st_size
-                except FileNotFoundError:  # renamed or swept meanwhile
+                except FileNotFoundError:  # swept meanwhile
                     continue
     return total
 

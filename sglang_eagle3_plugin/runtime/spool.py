@@ -6,6 +6,7 @@ block gives its bytes back to the budget when the last slice of it has been writ
 
 from __future__ import annotations
 
+import array
 import collections
 import logging
 import queue
@@ -31,6 +32,9 @@ DTYPES = {
     "torch.int64": "I64",
 }
 """torch dtype -> safetensors dtype."""
+
+SHARDS_ALOFT = 3
+"""Shards on their way to the disk at once."""
 
 IDLE_FLUSH_S = 0.5
 """An idle writer acknowledges what it has after so long."""
@@ -69,7 +73,7 @@ class Budget:
 class Block:
     """One pass's rows on the host: name -> (safetensors dtype, row shape, uint8 array of rows), complete once `ready` returns."""
 
-    def __init__(self, tensors: Mapping[str, Any], stream: Any, budget: Budget, size: int) -> None:
+    def __init__(self, tensors: Mapping[str, Any], stream: Any, budget: Budget) -> None:
         import torch
 
         self._event = None
@@ -94,7 +98,9 @@ class Block:
             )
             for name, tensor in host.items()
         }
-        weakref.finalize(self, budget.give, size)
+        for _, _, array_of_rows in self.rows.values():
+            # Slices of it, also those that wait in a shard, keep it alive; the block itself may be gone by then.
+            weakref.finalize(array_of_rows, budget.give, array_of_rows.nbytes)
 
     def ready(self) -> None:
         """Wait for the copy; on the writer thread only."""
@@ -143,7 +149,8 @@ class Spool:
         self.budget = Budget(limit)
         self.counts: collections.Counter[str] = collections.Counter()
         self._header = header
-        self._options = {**options, "shard_bytes": min(64 << 20, max(1, limit // 4))}
+        # Shards that are being gathered and on their way hold their blocks: together at most half of the limit.
+        self._options = {**options, "shard_bytes": min(128 << 20, max(1, limit // 8)), "parallel": SHARDS_ALOFT}
         self._failed = failed
         self._queue: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
         self._waiting = 0
@@ -169,11 +176,11 @@ class Spool:
                 self.budget.wait(0.05)
             finally:
                 self._waiting -= 1
-        return Block(tensors, self._stream(next(iter(tensors.values())).device), self.budget, size)
+        return Block(tensors, self._stream(next(iter(tensors.values())).device), self.budget)
 
     @property
     def busy(self) -> bool:
-        """The writer has something in hand."""
+        """The writer has something in hand, or on its way to the disk: room will come."""
         return self._busy or not self._queue.empty()
 
     _busy = False
@@ -201,7 +208,7 @@ class Spool:
         try:
             while True:
                 try:
-                    finished = self._queue.get(timeout=IDLE_FLUSH_S)
+                    finished = self._queue.get(timeout=0.02 if self._waiting else IDLE_FLUSH_S)
                 except queue.Empty:
                     self._flush(writer)
                     continue
@@ -210,10 +217,6 @@ class Spool:
                 self._busy = True
                 writer = self._take(finished, writer)
                 del finished  # its blocks live as long as somebody refers to them
-                if self._waiting or self._queue.empty():
-                    self._busy = not self._queue.empty() or self._waiting > 0
-                    if self._waiting:
-                        self._flush(writer)
             self._flush(writer)
         except Exception as error:
             self._give_up(error)
@@ -238,20 +241,17 @@ class Spool:
         tokens = len(finished.token_ids)
         for block, _, _ in finished.parts:
             block.ready()
-        ids = b"".join(int(i).to_bytes(8, "little", signed=True) for i in finished.token_ids)
         tensors: dict[str, tuple[str, tuple[int, ...], Any]] = {}
         for name, (dtype, shape, _) in finished.parts[0][0].rows.items():
-            parts = [block.rows[name][2][start:end] for block, start, end in finished.parts]
-            tensors[name] = (
-                dtype,
-                (tokens, *shape),
-                parts[0] if len(parts) == 1 else b"".join(memoryview(p).cast("B") for p in parts),
-            )
-        if bytes(memoryview(tensors["input_ids"][2]).cast("B")) != ids:
+            tensors[name] = (dtype, (tokens, *shape), [block.rows[name][2][start:end] for block, start, end in finished.parts])
+        if (
+            b"".join(memoryview(part).cast("B") for part in tensors["input_ids"][2])
+            != array.array("q", finished.token_ids).tobytes()
+        ):
             # The rows that came by are not those of the tokens that the scheduler ran: never a sample.
             self.counts["mismatched"] += 1
             return None
-        positions = b"".join(i.to_bytes(8, "little") for i in range(tokens))
+        positions = array.array("q", range(tokens)).tobytes()
         return Sample(
             list(finished.token_ids),
             {**tensors, "positions": ("I64", (tokens,), positions)},

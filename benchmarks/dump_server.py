@@ -1,0 +1,180 @@
+"""What a dump costs and reaches on a real server: prefill throughput with and without, the disk's own speed, the other ways.
+
+    python benchmarks/dump_server.py TARGET OUT.json [--disk DIR] [--memory DIR] [--prompts 192] [--length 2048]
+
+Runs on a machine with CUDA, SGLang and this plugin; each stage starts a server of its own. Stages: ``off``; ``memory`` (dump to a
+tmpfs); ``disk`` (dump with back-pressure); ``drop`` (to the disk, samples dropped when it lags); ``write`` (a plain sequential write of the same bytes to
+the same disk, fsynced); ``lists`` (SGLang's ``return_hidden_states`` over HTTP); ``save`` (a synchronous ``torch.save`` a forward).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FLAGS = [
+    "--skip-tokenizer-init",
+    "--dtype=bfloat16",
+    "--attention-backend=triton",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=none",
+    "--mem-fraction-static=0.5",
+    "--context-length=4096",
+    "--chunked-prefill-size=8192",
+    "--max-prefill-tokens=16384",
+    "--disable-radix-cache",
+    "--disable-cuda-graph",
+    "--log-level=info",
+]
+
+SYNCHRONOUS = """
+import os, sys
+import sglang_eagle3_plugin._bootstrap
+if os.environ.get("BENCH_TORCH_SAVE"):
+    import itertools, wrapt
+    count = itertools.count()
+    def hook(module):
+        import torch
+        stock = module.LogitsProcessor.forward
+        def forward(self, input_ids, hidden_states, *args, **kwargs):
+            if len(hidden_states) > 64:
+                path = f"{os.environ['BENCH_TORCH_SAVE']}/{os.getpid()}-{next(count)}.pt"
+                torch.save({"input_ids": input_ids.cpu(), "states": torch.stack([hidden_states] * 4, 1).cpu()}, path)
+            return stock(self, input_ids, hidden_states, *args, **kwargs)
+        module.LogitsProcessor.forward = forward
+    wrapt.register_post_import_hook(hook, "sglang.srt.layers.logits_processor")
+"""
+
+
+def post(url, body):
+    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=500) as answer:
+        return answer.read()
+
+
+def stage(target, prompts, port, environment, flags=(), extra=None, concurrency=32, site=None):
+    """Tokens and samples a second of one server over the prompts."""
+    log = tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False)  # noqa: SIM115
+    path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--port", str(port), *FLAGS, *flags]
+    server = subprocess.Popen(
+        argv, env=os.environ | {"PYTHONPATH": path} | environment, stdout=log, stderr=log, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(url + "/health", timeout=5)
+                break
+            except OSError:
+                if server.poll() is not None:
+                    raise SystemExit(Path(log.name).read_text()[-4000:]) from None
+                time.sleep(0.5)
+
+        def ask(ids):
+            return post(url, {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}} | (extra or {}))
+
+        with ThreadPoolExecutor(concurrency) as pool:
+            list(pool.map(ask, [[(7 * t + 1) % 30000 for t in ids] for ids in prompts[:32]]))  # warm up, with other tokens
+            started = time.monotonic()
+            list(pool.map(ask, prompts))
+            seconds = time.monotonic() - started
+        directory = environment.get("EAGLE3_DUMP_DIR")
+        facts = {"seconds": seconds, "tokens_s": sum(map(len, prompts)) / seconds, "samples_s": len(prompts) / seconds}
+        if directory:
+            facts |= settled(Path(directory), started, len(prompts) + 32)
+        facts["said"] = [line for line in Path(log.name).read_text().splitlines() if "eagle3-plugin" in line][-5:]
+        return facts
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, 9)
+        server.wait()
+        time.sleep(2)
+
+
+def settled(directory, started, expected):
+    """Wait for the writer, then say what it wrote, how fast, and what it dropped."""
+    from sglang_eagle3_plugin.hidden_states.reader import Dump
+
+    seen, since = -1, time.monotonic()
+    while time.monotonic() - since < 4 and seen < expected:
+        now = len(Dump.open(directory).refs)
+        if now != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.1)
+    dump = Dump.open(directory)
+    written = sum(size for size, _ in dump.shards.values())
+    elapsed = since - started
+    return {
+        "acknowledged": len(dump.refs),
+        "expected": expected,
+        "written_bytes": written,
+        "acknowledged_after_s": elapsed,
+        "acknowledged_samples_s": len(dump.refs) / elapsed,
+        "written_bytes_s": written / elapsed,
+        "counts": dump.counts,
+    }
+
+
+def plain_write(directory, size):
+    """Bytes a second of a plain sequential write with a final fsync."""
+    block = os.urandom(64 << 20)
+    path = directory / "plain"
+    started = time.monotonic()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(max(1, size // len(block))):
+            file.write(block)
+        os.fsync(file.fileno())
+    seconds = time.monotonic() - started
+    total = path.stat().st_size
+    path.unlink()
+    return {"bytes": total, "bytes_s": total / seconds}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--prompts", type=int, default=192)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--stages", default="off,memory,disk,write,drop,lists,save")
+    options = parser.parse_args()
+    prompts = [[(i * 131 + j * 17) % 30000 for j in range(options.length)] for i in range(options.prompts)]
+    site = tempfile.mkdtemp()
+    Path(site, "sitecustomize.py").write_text(SYNCHRONOUS)
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for number, name in enumerate(options.stages.split(",")):
+        port, place = 31000 + number, (options.memory if name == "memory" else options.disk) / f"dump-{name}"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        dump = {"EAGLE3_DUMP_DIR": str(place), "EAGLE3_DUMP_WHEN_FULL": "wait"}
+        if name == "off":
+            results[name] = stage(options.target, prompts, port, {}, site=site)
+        elif name in ("memory", "disk", "drop"):
+            how = {"EAGLE3_DUMP_WHEN_FULL": "drop"} if name == "drop" else {}
+            results[name] = stage(options.target, prompts, port, dump | how, site=site)
+        elif name == "write":
+            results[name] = plain_write(place, results.get("disk", {}).get("written_bytes", 4 << 30))
+        elif name == "lists":
+            few = prompts[: max(4, len(prompts) // 12)]
+            flags = ("--enable-return-hidden-states",)
+            results[name] = stage(options.target, few, port, {}, flags, {"return_hidden_states": True}, site=site)
+        elif name == "save":
+            results[name] = stage(options.target, prompts, port, {"BENCH_TORCH_SAVE": str(place)}, site=site)
+        shutil.rmtree(place, ignore_errors=True)
+        options.out.write_text(json.dumps(results, indent=2) + "\n")
+        print(name, json.dumps(results[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

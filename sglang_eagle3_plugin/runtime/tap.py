@@ -15,8 +15,8 @@ draft decode        ``ModelRunner.forward``, once a step               the draft
                                                                        the steps after it stay inside the graph and can't be seen
 ==================  =================================================  ==========================================================
 
-SGLang warms up and captures its draft graphs through the same calls; those are not delivered. (Capturing boundaries inside a model that
-has no capture of its own is another matter: :mod:`sglang_eagle3_plugin.runtime.layer_tap`.)
+SGLang warms up and captures its draft graphs through the same calls; those are not delivered. (Capturing boundaries inside
+a model that has no capture of its own is another matter: :mod:`sglang_eagle3_plugin.runtime.layer_tap`.)
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PassOutput:
 consumers: tuple[Consumer, ...] = ()
 """Who looks. The taps test this one attribute of the module, and do nothing more while it is empty."""
 
-_STARTERS: tuple[str, ...] = ()
+_STARTERS: tuple[str, ...] = ("sglang_eagle3_plugin.runtime.debug", "sglang_eagle3_plugin.runtime.dump")
 """Modules whose ``start(runner, settings)`` is called once for each ModelRunner, target and draft, when it has been built."""
 
 _CAPTURE_MODE = ("sglang.srt.model_executor.runner_utils.capture_mode", "sglang.srt.model_executor.cuda_graph_runner")
@@ -91,16 +91,19 @@ def remove(consumer: Consumer) -> None:
 def runner_ready(runner: Any) -> None:
     """Let debug and dump begin, now that a ModelRunner has been built; never raises."""
     settings = Settings.from_environment()
-    for name in _STARTERS:
+    for module in _STARTERS:
+        name = module.rpartition(".")[2]
+        if name in failures:
+            continue
         try:
-            importlib.import_module(name).start(runner, settings)
+            importlib.import_module(module).start(runner, settings)
         except Exception as error:
-            _count(name.rpartition(".")[2], error)
+            failed(name, error)
 
 
 def deliver(runner: Any, forward_batch: Any, output: Any) -> None:
     """Show a pass to every consumer; never raises. A consumer that does is removed, counted, and named in one log line."""
-    if _capturing():
+    if capturing():
         return
     if isinstance(output, tuple):
         output = PassOutput(*output[:2])
@@ -109,7 +112,7 @@ def deliver(runner: Any, forward_batch: Any, output: Any) -> None:
             consumer.on_forward(runner, forward_batch, output)
         except Exception as error:
             remove(consumer)
-            _count(type(consumer).__name__.lower(), error)
+            failed(type(consumer).__name__.lower(), error)
 
 
 def request_ids(forward_batch: Any) -> list[str] | None:
@@ -118,7 +121,8 @@ def request_ids(forward_batch: Any) -> list[str] | None:
     return None if rids is None else [str(rid) for rid in rids]
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
+    """Whether SGLang is warming up or capturing CUDA graphs now."""
     for name in _CAPTURE_MODE:
         found = getattr(sys.modules.get(name), "is_capture_mode", None)
         if found is not None:
@@ -126,7 +130,8 @@ def _capturing() -> bool:
     return False
 
 
-def _count(name: str, error: Exception) -> None:
+def failed(name: str, error: Exception) -> None:
+    """Count a fault of debug or dump, and say it in one log line and in this process's record."""
     failures[name] = failures.get(name, 0) + 1
     logger.warning(
         "sglang-eagle3-plugin: %s failed and is off in this process; serving goes on (%s: %s).",

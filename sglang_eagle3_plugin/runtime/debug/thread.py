@@ -1,0 +1,217 @@
+"""The light thread behind debug: reads the control file once a second, turns what has arrived into lines, keeps the status.
+
+It is the one writer of the tap's list for debug, so that the serving thread never waits for a switch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_eagle3_plugin import records
+from sglang_eagle3_plugin.runtime import tap
+from sglang_eagle3_plugin.runtime.debug.control import Command, ControlError, ControlFile, lines_for
+from sglang_eagle3_plugin.runtime.debug.labels import labels_of
+from sglang_eagle3_plugin.runtime.debug.output import Output, logger
+from sglang_eagle3_plugin.runtime.debug.ranks import Ranks
+from sglang_eagle3_plugin.runtime.debug.read import reports
+from sglang_eagle3_plugin.runtime.debug.report import FORMAT, human
+from sglang_eagle3_plugin.runtime.debug.sampling import Debug
+from sglang_eagle3_plugin.runtime.debug.spec import SpecError, parse
+from sglang_eagle3_plugin.settings import Settings
+
+_CONTROL_S = 1.0
+_WORK_S = 0.05
+_IDLE_S = 0.2
+_UNFINISHED_S = 5.0
+"""A step without a pass for so long gets no more: on a CPU one pass may take a second."""
+_LABELS_S = 5.0
+_AT_EXIT_S = 2.0
+
+_thread: DebugThread | None = None
+
+
+def begin(runner: Any, settings: Settings) -> None:
+    """Start the thread of this process with its first target; turn debug on where EAGLE3_DEBUG says so."""
+    global _thread
+    if runner.is_draft_worker or _thread is not None:
+        return
+    _thread = DebugThread(runner, settings)
+    _thread.start()
+    atexit.register(_thread.stop)
+
+
+class DebugThread(threading.Thread):
+    """Switches :class:`Debug` on and off, and writes what it saw.
+
+    Args:
+        runner: the target's ``ModelRunner``.
+        settings: of the process.
+    """
+
+    def __init__(self, runner: Any, settings: Settings) -> None:
+        super().__init__(name="eagle3-debug", daemon=True)
+        self._runner = runner
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._debug: Debug | None = None
+        self._output = Output(None)
+        self._ranks: Ranks | None = None
+        self._rank = 0
+        self._serial = 0
+        self._problem = ""
+        self._noted: dict[str, Any] = {}
+        self._labels_read = 0.0
+        self._control: ControlFile | None = None
+        self._own_lines: Path | None = None
+        try:
+            self._control = ControlFile()
+            self._own_lines = lines_for(os.getpid())
+        except OSError as error:
+            self._problem = f"there is no live switch: {error}"
+        if settings.debug:
+            self._switch(Command(0, 0, 0, True, settings.debug, settings.debug_file))
+        self._note()
+
+    def run(self) -> None:
+        """Until the process ends."""
+        looked = 0.0
+        while not self._stopping.wait(_WORK_S if self._debug else _CONTROL_S):
+            try:
+                now = time.monotonic()
+                if now - looked >= _CONTROL_S:
+                    looked = now
+                    self._obey()
+                    self._compare_ranks()
+                    self._note()
+                self._work(now)
+            except Exception as error:
+                self._off()
+                self._problem = f"{type(error).__name__}: {error}"
+                tap.failed("debug", error)
+                self._note()
+        self._off()
+
+    def stop(self) -> None:
+        """At exit: let the thread write what has arrived, and leave nothing behind."""
+        self._stopping.set()
+        self.join(_AT_EXIT_S)
+        if self._control is not None:
+            self._control.remove()
+
+    def _obey(self) -> None:
+        if self._control is None:
+            return
+        try:
+            command = self._control.poll()
+        except (ControlError, OSError) as error:
+            self._problem = f"a debug command is not obeyed: {error}"
+            logger.warning("sglang-eagle3-plugin: %s.", self._problem)
+            return
+        if command is not None:
+            self._serial = command.serial
+            self._switch(command)
+
+    def _switch(self, command: Command) -> None:
+        self._off()
+        self._problem = ""
+        if not command.on:
+            return
+        try:
+            spec = parse(command.spec)
+        except SpecError as error:
+            self._problem = f"EAGLE3_DEBUG is off: {error}"
+            logger.warning("sglang-eagle3-plugin: %s.", self._problem)
+            return
+        self._rank, size = _tensor_parallel()
+        self._output = Output(command.file)
+        self._ranks = self._ranks_of(size)
+        self._debug = Debug(spec, labels_of(self._runner, self._settings), whole_vocabulary=size == 1)
+        self._labels_read = time.monotonic()
+        tap.add(self._debug)
+
+    def _off(self) -> None:
+        debug, self._debug = self._debug, None
+        if debug is not None:
+            tap.remove(debug)
+            until = time.monotonic() + _AT_EXIT_S / 2
+            while not debug.collect(unfinished=True) and time.monotonic() < until:
+                time.sleep(_WORK_S)
+            self._write(debug)
+        self._output.close()
+        if self._own_lines is not None and self._output.path == str(self._own_lines):
+            self._own_lines.unlink(missing_ok=True)
+        self._output = Output(None)
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def _work(self, now: float) -> None:
+        debug = self._debug
+        if debug is None:
+            return
+        if debug not in tap.consumers:  # it failed on the serving thread, which has said so
+            self._off()
+            return
+        idle = now - debug.last_pass
+        if idle > _IDLE_S and not tap.capturing():
+            debug.collect(unfinished=idle > _UNFINISHED_S)
+        if debug.arrived and now - self._labels_read > _LABELS_S:
+            debug.labels = labels_of(self._runner, self._settings)
+            self._labels_read = now
+        self._write(debug)
+
+    def _write(self, debug: Debug) -> None:
+        while debug.arrived:
+            for said in reports(debug.arrived.popleft(), debug.labels):
+                self._write_one(said)
+                if self._ranks is not None:
+                    self._ranks.add(said)
+
+    def _compare_ranks(self) -> None:
+        if self._ranks is None:
+            return
+        for step, name, says in self._ranks.exchange():
+            verdict = {"verdict": "partial-sums", "says": says}
+            self._write_one({"step": step, "pass": name, "verdicts": [verdict]})
+
+    def _write_one(self, said: dict[str, Any]) -> None:
+        stamp = {"v": FORMAT, "time": round(time.time(), 3), "pid": os.getpid(), "rank": self._rank}
+        self._output.write(stamp | said, human(said))
+
+    def _ranks_of(self, size: int) -> Ranks | None:
+        if size == 1 or self._runner.server_args.enable_dp_attention:
+            return None
+        try:
+            # The first rank's device tells apart the groups of data parallel replicas, which share a parent.
+            return Ranks(f"{os.getppid()}-{self._runner.gpu_id - self._rank}", self._rank, size)
+        except OSError as error:
+            logger.warning("sglang-eagle3-plugin: ranks are not compared: %s.", error)
+            return None
+
+    def _note(self) -> None:
+        debug = self._debug
+        noted = {
+            "on": debug is not None,
+            "spec": str(debug.spec) if debug else None,
+            "serial": self._serial,
+            "steps": debug.steps if debug else 0,
+            "left_out": debug.left_out if debug else 0,
+            "lines": self._output.lines,
+            "file": self._output.path,
+            "ranks_compared": self._ranks.compared if self._ranks else 0,
+            "problem": self._problem or self._output.problem,
+        }
+        if noted != self._noted:
+            self._noted = noted
+            records.note("debug", noted)
+
+
+def _tensor_parallel() -> tuple[int, int]:
+    from sglang.srt.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+    return get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()

@@ -78,7 +78,9 @@ def answer(draft: Draft, target: Target, want: Wanted, release: str) -> Answer:
         served = facts.accessor is not None
         level = support.NATIVE if served else support.PLUGIN
         return Answer(level, (), (), (), (), not served, "the draft takes no auxiliary states", exact)
-    can, how = support.plugin_can(facts)
+    can, how = (
+        support.plugin_can(facts) if support.made_for(release) else (False, f"the plugin is made for {support.OLDEST} and later")
+    )
     got = releases.captured(release, target.architecture or "", draft.ids_seen_by_sglang, target.num_layers)
     if facts.accessor is None or (got is not None and got.rule == releases.DEAD):
         got = None
@@ -89,7 +91,7 @@ def answer(draft: Draft, target: Target, want: Wanted, release: str) -> Answer:
         level = support.support(release, target.architecture or "").level
         needs = None if got or not can else True
     elif got is None:
-        level, why = (support.PLUGIN, f"the plugin {how}") if can else (support.BROKEN, how)
+        level, why = (support.PLUGIN if can else support.BROKEN), how
     elif got.eager == got.graph == got.will_emit == want.boundaries:
         level, why, needs = support.NATIVE, "stock captures what the draft wants", False
     else:

@@ -307,3 +307,9 @@ def _data() -> dict[str, Any]:
     releases = json.loads((directory / "releases.json").read_text(encoding="utf-8"))
     classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
     return {"releases": releases["releases"], "classes": classes["classes"]}
+
+
+def forget() -> None:
+    """Read the facts anew when next asked: they were surveyed again in this process."""
+    for cached in (_data, _positions, known_releases, release_facts, class_facts, nearest):
+        cached.cache_clear()

@@ -10,7 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from sglang_eagle3_plugin import releases, structure
-from sglang_eagle3_plugin.releases import ClassFacts
+from sglang_eagle3_plugin.releases import ClassFacts, ReleaseFacts
 
 NATIVE = "native"
 PLUGIN = "plugin"
@@ -18,6 +18,9 @@ REWIRED = "plugin:rewired"
 BROKEN = "broken"
 ABSENT = "absent"
 LEVELS = (NATIVE, REWIRED, PLUGIN, BROKEN, ABSENT)
+
+OLDEST = "0.5.4.post2"
+"""The oldest release that the plugin is made for (the extra ``sglang`` in pyproject.toml)."""
 
 _STREAMS = frozenset(stream.value for stream in structure.Stream)
 
@@ -44,35 +47,47 @@ def plugin_can(facts: ClassFacts) -> tuple[bool, str]:
         name for name, gone in (("set_eagle3_layers_to_capture", lacks), ("get_embed_and_head", facts.accessor is None)) if gone
     )
     if not missing:
-        return True, "sets the boundaries that the draft was trained on"
+        return True, "the plugin sets the boundaries that the draft was trained on"
     if facts.rule == releases.UNKNOWN:
         return False, f"its setter could not be followed ({facts.why or 'it fits no known rule'})"
     if facts.inner and lacks:
-        return True, f"hands {missing} on to the inner model ({facts.inner})"
+        return True, f"the plugin hands {missing} on to the inner model ({facts.inner})"
     if importlib.util.find_spec("sglang_eagle3_plugin.patches.completion") is None:
         return False, f"it has no {missing}, and this plugin completes only wrappers whose inner model has both"
     if facts.capture is not None:
-        return True, f"supplies {missing}; the layer stack ({facts.stack}) can capture"
+        return True, f"the plugin supplies {missing}; the layer stack ({facts.stack}) can capture"
     if facts.stream in _STREAMS:
-        return True, f"supplies {missing} and captures at the layers' inputs"
+        return True, f"the plugin supplies {missing} and captures at the layers' inputs"
     if facts.stream.startswith("refused: "):
         return False, f"its layers can't be tapped: {facts.stream.removeprefix('refused: ')}"
-    return False, f"it has no {missing}, and its decoder layers were not found"
+    return False, f"it has no {missing}; its decoder layers were not found in its files, so only a start will show whether we can"
 
 
 def support(release: str, class_name: str) -> Support:
     """How a class is served in a release, whichever the draft; a pair of draft and target is judged by ``pairs``."""
     facts = releases.class_facts(release, class_name)
-    if facts is None:
+    known, _ = releases.nearest(release)
+    if facts is None or known is None:
         return Support(ABSENT, "the release has no such class", "read")
-    evidence = "read" if facts.setter is None or facts.rule == releases.UNKNOWN else "executed"
-    can, how = plugin_can(facts)
-    hooks = facts.setter is not None and facts.accessor is not None and facts.rule not in (releases.DEAD, releases.UNKNOWN)
-    if not hooks:
+    return judge(facts, releases.release_facts(known), made_for(release))
+
+
+def made_for(release: str) -> bool:
+    """Whether the plugin is made for a release; a name that is none of SGLang's is a fork, taken for new."""
+    place, oldest = releases.order(release), releases.order(OLDEST)
+    return place is None or oldest is None or place >= oldest
+
+
+def judge(facts: ClassFacts, whole: ReleaseFacts, supported: bool = True) -> Support:
+    """As :func:`support`, from facts at hand: those of a source tree, say. ``supported``: the plugin is made for the release."""
+    can, how = plugin_can(facts) if supported else (False, f"the plugin is made for {OLDEST} and later")
+    if facts.setter is None or facts.accessor is None or facts.rule in (releases.DEAD, releases.UNKNOWN):
         # How the plugin would serve it is read off the files, whatever was executed.
         return Support(PLUGIN if can else BROKEN, how, "read")
-    known, _ = releases.nearest(release)
-    whole = releases.release_facts(known or release)
+    if whole.graph_ids != "configured" and not supported:
+        return Support(
+            NATIVE, "for drafts without layer ids: CUDA graphs capture the default boundaries, whatever the ids", "executed"
+        )
     if whole.graph_ids != "configured":
-        return Support(REWIRED, "CUDA graphs capture the default boundaries, whatever the draft's ids", evidence)
-    return Support(NATIVE, releases.RULES[facts.rule or "fixed"].text, evidence)
+        return Support(REWIRED, "CUDA graphs capture the default boundaries, whatever the draft's ids", "executed")
+    return Support(NATIVE, releases.RULES[facts.rule or "fixed"].text, "executed")

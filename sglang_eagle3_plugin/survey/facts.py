@@ -85,7 +85,7 @@ def of_archive(archive: Archive, summaries: Summaries | None = None) -> Release:
     """
     modules = summaries_of(archive) if summaries is None else summaries
     tree = Classes(modules)
-    entries = {c.name: c for c in tree.entries() if not NOT_TARGETS.search(c.name)}
+    entries = {c.name: c for c in tree.entries() if not NOT_TARGETS.search(c.name) and _generates(tree, c)}
     whole = _whole(archive, modules, tree)
     classes = {name: _class(tree, entries[name]) for name in sorted(entries)}
     return Release(archive.release, whole, classes, tree, entries)
@@ -107,6 +107,13 @@ def rule_of(run: Callable[[Sequence[int] | None, int], tuple[int, ...] | None]) 
         if all(outcome == tuple(sorted(rule.apply(ids, layers))) for (layers, ids), outcome in seen.items()):
             return rule.id
     return UNKNOWN
+
+
+def _generates(tree: Classes, cls: Class) -> bool:
+    """Whether a class makes tokens: by its name, or by a ``LogitsProcessor`` in it or in what it wraps."""
+    if re.search(r"ForCausalLM|ForConditionalGeneration|LMHeadModel|^MiniCPM[VO]$", cls.name):
+        return True
+    return any(c.summary.logits for reached in tree.reach(cls) for c in tree.lineage(reached))
 
 
 def _class(tree: Classes, cls: Class) -> ClassFacts:

@@ -1,0 +1,1 @@
+"""The matrix: how each class is served in each release, with the evidence, and the pages that show it."""

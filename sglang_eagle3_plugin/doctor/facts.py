@@ -78,6 +78,11 @@ def known(release: str | None) -> bool:
     return release is not None and releases.order(release) is not None
 
 
+def surveyed(release: str | None) -> bool:
+    """Whether a release is one of those whose facts were read."""
+    return release is not None and releases.nearest(release)[1]
+
+
 def before(release: str | None, other: str) -> bool:
     """Whether a release is known and older than another."""
     mine, theirs = releases.order(release or ""), releases.order(other)

@@ -254,6 +254,19 @@ def test_a_dead_setter_and_partial_sums_are_certain() -> None:
     assert [f.id for f in certain_faults(dead, draft_config(), None, Arguments(), "0.5.13", plugin=False)] == ["ERR_CAPTURE_DEAD"]
 
 
+def test_a_server_that_the_plugin_wires_is_not_stopped_for_what_it_wires() -> None:
+    class Arguments:
+        speculative_algorithm = "EAGLE3"
+
+    embeddings = draft_config(None, eagle_config={"eagle_aux_hidden_state_layer_ids": [-1, 3, 7]})
+    embeddings["eagle_config"]["eagle_aux_hidden_state_layer_convention"] = "output"
+    four = draft_config(None, eagle_aux_hidden_state_layer_ids=[1, 2, 3, 4], num_aux_hidden_states=4)
+    newer = draft_config([1, 3, 4], architectures=["SomeEagle3ForCausalLM"])
+    for draft, release in ((embeddings, "0.5.23"), (four, "0.5.23"), (newer, "0.6.0"), (newer, "a fork")):
+        assert certain_faults(target_config(), draft, None, Arguments(), release) == []
+    assert [f.id for f in certain_faults(target_config(), newer, None, Arguments(), "0.5.23")] == ["ERR_DRAFT_ARCH_UNKNOWN"]
+
+
 def test_severity_follows_the_prefix() -> None:
     assert verdict([Finding("WARN_X", ""), Finding("DUMP_RESUME", "")]) == "warn"
     assert verdict([Finding("ERR_X", ""), Finding("WARN_X", "")]) == "error"

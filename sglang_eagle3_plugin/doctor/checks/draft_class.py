@@ -50,14 +50,16 @@ def check_name(d: Deployment) -> Iterator[Finding]:
         loadable = "peagle" not in name.lower()
         yield Finding(
             "ERR_DRAFT_ARCH_UNKNOWN",
-            f"No SGLang release has a draft class {name}"
+            f"No SGLang release up to {facts.newest()} has a draft class {name}"
             + ("." if loadable else ": a parallel draft, which is of another structure than EAGLE-3's."),
             (d.draft.says("architectures"),),
             (fix if "transformer_layer_config" not in d.draft.config else f"Convert it from the speculators form. {fix}")
             if loadable
             else "Use a draft in EAGLE-3's form.",
             ("FIXABLE_BY_OVERRIDE",) if loadable else (),
-            changes={"architectures": [right]} if loadable else {},
+            # A fork, or a release that was not surveyed, may have it.
+            "certain" if facts.surveyed(d.release) else "likely",
+            {"architectures": [right]} if loadable else {},
         )
     elif signs:
         yield Finding(

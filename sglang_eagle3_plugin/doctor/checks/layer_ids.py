@@ -94,6 +94,9 @@ def check_range(d: Deployment) -> Iterator[Finding]:
     ids = list(w.ids)
     where = (_field(d), d.target.says("num_hidden_layers") if d.target else d.of_release())
     outside = [i for i in ids if i < 0 or i > depth]
+    said = w.decision is not None and w.decision.decided_by in ("user", "draft config", "provenance")
+    if outside and d.plugin and said:
+        return  # id -1 of layer outputs, say: the embeddings, which the plugin captures
     if outside:
         decided = w.decision.boundaries if w.decision and w.decision.decided_by in ("user", "provenance") else None
         meant = decided or default_boundaries(depth)
@@ -167,15 +170,14 @@ def check_count(d: Deployment) -> Iterator[Finding]:
     w = d.wiring
     if d.draft is None or not w.aux or not w.slots or d.engine != "sglang":
         return
-    given = len(set(w.nested_ids)) if w.nested_ids is not None else 3
+    read = w.ids if d.plugin and w.ids else w.nested_ids  # the plugin reads ids wherever a trainer puts them
+    given = len(set(read)) if read is not None else 3
     evidence = [d.draft.says("num_aux_hidden_states" if w.slots_by == "num_aux_hidden_states" else NESTED)]
     found = d.draft.tensor("fc.weight")
     if w.slots_by == "fc" and found:
         evidence.append(d.draft.holds(found))
     if w.slots != given:
-        listed = (
-            "ids are listed where SGLang reads them" if w.nested_ids is not None else "states are the default without nested ids"
-        )
+        listed = "ids are listed where they are read" if read is not None else "states are the default without nested ids"
         yield Finding(
             "ERR_AUX_COUNT_MISMATCH",
             f"The draft takes {w.slots} auxiliary states (by {w.slots_by}), but {given} {listed}: the width that reaches fc is "

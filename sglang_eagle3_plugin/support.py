@@ -43,9 +43,8 @@ class Support:
 def plugin_can(facts: ClassFacts) -> tuple[bool, str]:
     """Whether the plugin serves a class that stock SGLang doesn't, and how; or why not."""
     lacks = facts.setter is None or facts.rule in (releases.DEAD, releases.UNKNOWN)
-    missing = " and ".join(
-        name for name, gone in (("set_eagle3_layers_to_capture", lacks), ("get_embed_and_head", facts.accessor is None)) if gone
-    )
+    setter = "a set_eagle3_layers_to_capture that captures" if facts.rule == releases.DEAD else "set_eagle3_layers_to_capture"
+    missing = " and ".join(name for name, gone in ((setter, lacks), ("get_embed_and_head", facts.accessor is None)) if gone)
     if not missing:
         return True, "the plugin sets the boundaries that the draft was trained on"
     if facts.rule == releases.UNKNOWN:

@@ -101,10 +101,11 @@ def survey(spec: str | None, into: Path | None, offline: bool, as_json: bool) ->
 
 @command.command()
 @click.option("--release", "names", multiple=True, required=True, metavar="R", help="A release; may be given several times.")
-@click.option("--keep/--remove", default=None, help="Keep environments that were built for this, or not.  [default: remove]")
+@click.option("--class", "class_name", default="", metavar="CLASS", help="Only classes whose name holds this.")
+@click.option("--keep", is_flag=True, help="Keep environments that are built for this.")
 @_INTO
 @_JSON
-def run(names: tuple[str, ...], keep: bool | None, into: Path | None, as_json: bool) -> int:
+def run(names: tuple[str, ...], class_name: str, keep: bool, into: Path | None, as_json: bool) -> int:
     """Run real engines of releases, without a GPU, and record what they did. Takes five minutes a release, and 9 GB while it runs.
 
     Exit status 1: with the plugin, an engine failed or captured other boundaries than the draft was made for.
@@ -117,7 +118,7 @@ def run(names: tuple[str, ...], keep: bool | None, into: Path | None, as_json: b
     for name in select(",".join(names), releases.known_releases()):
         had = name in environments.built()
         try:
-            found = ran.run_release(name, lambda line: click.echo(line, err=True))
+            found = ran.run_release(name, lambda line: click.echo(line, err=True), class_name)
             ran.record(place / "data", name, found)
             done[name] = found
         finally:
@@ -129,8 +130,8 @@ def run(names: tuple[str, ...], keep: bool | None, into: Path | None, as_json: b
         click.echo(json.dumps(done, indent=1))
     else:
         for name, found in done.items():
-            for class_name, ways in found.items():
-                click.echo(f"{name} {class_name}")
+            for one, ways in found.items():
+                click.echo(f"{name} {one}")
                 for way, result in ways.items():
                     click.echo(f"  {way}: {json.dumps(result)}")
     return 0 if good else 1

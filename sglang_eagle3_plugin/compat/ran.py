@@ -51,8 +51,13 @@ class Run:
         return {"ok": True, "boundaries": listed, "accept_length": self.accept_length, "same_tokens": self.same_tokens}
 
 
-def run_release(release: str, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def run_release(release: str, say: Callable[[str], None], only: str = "") -> dict[str, dict[str, Any]]:
     """Run every family of a release: without the plugin, then with it.
+
+    Args:
+        release: its environment is built where there is none.
+        say: is called with a line about each step.
+        only: run only classes whose name holds this.
 
     Returns:
         Class -> ``{"stock": run, "plugin": run}``; a class that the release has not is left out.
@@ -67,7 +72,7 @@ def run_release(release: str, say: Callable[[str], None]) -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="eagle3-compat-") as scratch:
         for family, class_name in FAMILIES.items():
-            if releases.class_facts(release, class_name) is None:
+            if releases.class_facts(release, class_name) is None or only not in class_name:
                 continue
             target = models.target(Path(scratch, family, "target"), family)
             draft = models.draft(Path(scratch, family, "draft"), target, BOUNDARIES, ids=IDS, convention="output")

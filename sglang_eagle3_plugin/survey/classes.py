@@ -127,13 +127,16 @@ class Classes:
         return [(attribute, made) for attribute in INNER for made in self.made(cls, attribute)]
 
     def layer_of(self, stack: Class) -> Class | None:
-        """The class of a stack's decoder layers, the only one of its list that looks like one."""
+        """The class of a stack's decoder layers: one that its list is made of, or that stands beside it and is called a layer."""
         for cls in self.lineage(stack):
             found = {f.key: f for name in cls.summary.layer for f in self._resolve(name, cls, self.lineage(stack))}
             layers = [f for f in found.values() if self.stream_of(f)]
             if layers:
                 return layers[0]
-        return None
+        # Hybrid models choose among layer classes in a helper; all of a file carry the stream alike, or none of them counts.
+        beside = [Class(stack.module, n, s) for n, s in self._modules[stack.module].classes.items() if "Layer" in n]
+        streams = {self.stream_of(c): c for c in beside if self.stream_of(c)}
+        return next(iter(streams.values())) if len(streams) == 1 else None
 
     def stream_of(self, layer: Class) -> str:
         """Where the residual stream entering a decoder layer is; empty for a class that is none."""

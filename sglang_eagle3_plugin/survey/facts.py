@@ -171,7 +171,7 @@ def _setter_facts(tree: Classes, cls: Class, stack: Class | None, outcome: Outco
         return {"rule": DEAD if stack else UNKNOWN, "why": "" if stack else "its layer stack was not found"}
     marks = captures["capture"] == "mark"
     if marks and not outcome.marked:
-        return {"rule": DEAD}
+        return {**captures, "rule": DEAD}
 
     def run(ids: Sequence[int] | None, layers: int) -> tuple[int, ...] | None:
         done = run_setter(tree, cls, [ids], layers)

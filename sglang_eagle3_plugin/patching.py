@@ -44,11 +44,12 @@ TROUBLE = frozenset({State.INCOMPATIBLE, State.FAILED})
 
 @dataclass(frozen=True)
 class Change:
-    """Set ``owner.name`` (a class or a module) to ``value``."""
+    """Set ``owner.name`` (a class or a module) to ``value``; ``how`` is said after the name in reports."""
 
     owner: Any
     name: str
     value: Any
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Ledger:
         except Exception as error:
             remedy = f"Nothing was changed; EAGLE3_DISABLE_PATCHES={patch.id} silences this. Please report it."
             return self._record(patch, State.FAILED, f"{type(error).__name__}: {error}", remedy)
-        names = ", ".join(change.name for change in plan)
+        names = ", ".join(f"{change.name} ({change.how})" if change.how else change.name for change in plan)
         return self._record(patch, State.APPLIED, f"set {names}")
 
     def revert(self, patch: Patch) -> Outcome:

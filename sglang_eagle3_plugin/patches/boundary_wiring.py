@@ -27,15 +27,32 @@ def _plan(module: ModuleType) -> Plan:
     @functools.wraps(stock)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = stock(self, *args, **kwargs)
-        try:
-            from sglang_eagle3_plugin.runtime import wiring
-
-            wiring.attach(self, Settings.from_environment())
-        except Exception:
-            logger.warning("sglang-eagle3-plugin: wiring failed; layer ids stay as SGLang reads them.", exc_info=True)
+        # Each in a guard of its own: ids that cannot be decided are no reason to leave a class without its methods.
+        for step, otherwise in ((_complete, "the class stays as it is"), (_wire, "layer ids stay as SGLang reads them")):
+            try:
+                step(self)
+            except Exception:
+                logger.warning("sglang-eagle3-plugin: after loading, %s failed; %s.", step.__name__, otherwise, exc_info=True)
         return result
 
     return [Change(runner, "load_model", load_model)]
+
+
+def _complete(runner: Any) -> None:
+    from sglang_eagle3_plugin import activation
+    from sglang_eagle3_plugin.patches import completion
+    from sglang_eagle3_plugin.runtime.target import serves_eagle3
+
+    if serves_eagle3(runner):
+        completion.complete(runner, activation.apply)
+
+
+def _wire(runner: Any) -> None:
+    from sglang_eagle3_plugin.runtime import wiring
+    from sglang_eagle3_plugin.runtime.target import serves_eagle3
+
+    if serves_eagle3(runner):
+        wiring.attach(runner, Settings.from_environment())
 
 
 PATCHES = (

@@ -23,10 +23,10 @@ OPTIONAL = ("get_embed", "set_embed")
 
 
 def delegate(name: str, inner: str) -> Callable[..., Any]:
-    """Make the method ``name`` that calls the same method of ``self.<inner>``."""
+    """Make the method ``name`` that calls the same method of ``self.<inner>``, an attribute or a dotted path of them."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(getattr(self, inner), name)(*args, **kwargs)
+        return getattr(functools.reduce(getattr, inner.split("."), self), name)(*args, **kwargs)
 
     method.__name__ = name
     method.__doc__ = f"Delegates to ``self.{inner}.{name}`` (sglang-eagle3-plugin)."

@@ -1,7 +1,7 @@
 """What runs with a release's own Python: one `sglang.Engine`, a few prompts, the results as JSON. Not imported by the package.
 
 usage: worker.py REQUEST.json RESULT.json. The request: ``engine`` (arguments of `sglang.Engine`), ``prompts`` (token ids),
-``sampling_params``, ``return_hidden_states``, ``records`` (the plugin's runtime directory).
+``sampling_params``, ``return_hidden_states``, ``rewired_ids``, ``records`` (the plugin's runtime directory).
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ def main(request_path: str, result_path: str) -> None:
     engine = sglang.Engine(**request["engine"])
     extra = {"return_hidden_states": True} if request["return_hidden_states"] else {}
     outputs = engine.generate(input_ids=request["prompts"], sampling_params=request["sampling_params"], **extra)
+    if request["rewired_ids"] is not None:
+        Path(os.environ["EAGLE3_RIG_REWIRE"]).write_text(json.dumps(request["rewired_ids"]), encoding="utf-8")
+        outputs += engine.generate(input_ids=request["prompts"], sampling_params=request["sampling_params"])
     # The records of the plugin are read now: they live as long as their processes.
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(request["records"]).glob("[0-9]*.json"))]
     written = Path(result_path + ".tmp")

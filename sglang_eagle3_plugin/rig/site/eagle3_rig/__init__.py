@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from . import hooks, observer, replacements
+from . import hooks, labelling, observer, replacements
 
 
 def install() -> None:
@@ -20,6 +20,8 @@ def install() -> None:
     after = {replacement.module: replacement.install for replacement in replacements.REPLACEMENTS}
     if os.environ.get("EAGLE3_RIG_OBSERVE"):
         after[observer.MODULE] = observer.install
+    if os.environ.get("EAGLE3_RIG_LABEL"):
+        after[labelling.MODULE] = hooks.both(after.get(labelling.MODULE), labelling.install)
     release = replacements.sglang_release()
     stubs = [name for stub in replacements.STUBS if stub.needed(release) for name in stub.modules]
     sys.meta_path.insert(0, hooks.Finder(after, stubs))

@@ -39,6 +39,17 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def both(first: Callable[[ModuleType], None] | None, second: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """Do one thing and then another with a module."""
+
+    def then(module: ModuleType) -> None:
+        if first is not None:
+            first(module)
+        second(module)
+
+    return then
+
+
 class _ThenLoader(importlib.abc.Loader):
     def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
         self.loader = loader

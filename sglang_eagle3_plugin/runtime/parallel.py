@@ -1,0 +1,111 @@
+"""What parallelism and compiled passes do to captured states: known, and refused or warned about when the target has been loaded.
+
+A state that is captured on one rank as a partial sum, or on a stage whose captures are dropped, has the right shape and the wrong
+value: acceptance falls and nothing is said. So what is certain to be wrong is refused, and what is not known to be right is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_eagle3_plugin import records
+from sglang_eagle3_plugin.runtime.capture import CaptureError
+from sglang_eagle3_plugin.runtime.layer_tap import LayerTap
+from sglang_eagle3_plugin.runtime.target import StructureError, find_decoder, signature_of
+from sglang_eagle3_plugin.structure import Stream, stream_of_class
+
+logger = logging.getLogger("sglang_eagle3_plugin")
+
+CAPTURES_INSIDE = {"capture_output", "captured_last_layer_outputs", "capture_gathered"}
+"""Parameters of layers that capture after the layer's own communication, so that a fused all-reduce is complete by then."""
+
+
+def is_last_stage(runner: Any) -> bool:
+    """Whether a ModelRunner holds the last pipeline stage, the only one whose captures reach a draft."""
+    return int(getattr(runner, "pp_rank", 0)) == int(getattr(runner, "pp_size", 1)) - 1
+
+
+def check(runner: Any, stack: Any) -> None:
+    """Refuse or warn about what the server's parallelism does to what ``stack`` captures. Each warning is said once a process.
+
+    Raises:
+        CaptureError: captures would be lost or partial.
+    """
+    arguments = runner.server_args
+    generic = isinstance(stack, LayerTap)
+    _check_pipeline(runner, stack, generic)
+    if generic:
+        for name, default, why in _NOT_WITH_THE_TAP:
+            if getattr(arguments, name, default) not in (default, None):
+                raise CaptureError(f"the generic tap cannot serve {name}={getattr(arguments, name)}: {why}")
+        _turn_off_compiled_prefill(arguments)
+    said = []
+    # Up to 0.5.22 the runner keeps it too; the arguments keep it in every release.
+    tp_size = int(getattr(arguments, "tp_size", 1))
+    if tp_size > 1 and getattr(arguments, "enable_flashinfer_allreduce_fusion", False) and _captures_partial_sums(runner, stack):
+        if generic:
+            raise CaptureError(f"the generic tap cannot serve enable_flashinfer_allreduce_fusion with tp_size > 1: {_PARTIAL}")
+        said.append(f"enable_flashinfer_allreduce_fusion with tp_size {tp_size}: {_PARTIAL} (SGLang #28343); leave the flag out")
+    if getattr(arguments, "enable_dp_attention", False):
+        said.append(
+            "enable_dp_attention: acceptance fell from 2.35 to 1.48 with it on one model (SGLang #16274); "
+            "compare acceptance without it"
+        )
+    for sentence in said:
+        logger.warning("sglang-eagle3-plugin: %s.", sentence)
+    if said:
+        records.note("parallel", said)
+
+
+_PARTIAL = "the sum over ranks is only taken in the next layer's norm, so each rank would capture its part of it"
+
+_NOT_WITH_THE_TAP = (
+    ("enable_two_batch_overlap", False, "two halves of a batch run interleaved and past the layers' forward"),
+    ("enable_torch_compile", False, "the compiled forward may leave its hooks out"),
+    ("attn_cp_size", 1, "tokens are split over ranks between the layers"),
+    ("enable_pdmux", False, "prefill is split by layers over several passes"),
+)
+
+
+def _check_pipeline(runner: Any, stack: Any, generic: bool) -> None:
+    if int(getattr(runner, "pp_size", 1)) <= 1:
+        return
+    if generic:
+        raise CaptureError("the generic tap cannot serve pipeline stages: what a stage before the last one captures is dropped")
+    try:
+        first = int(getattr(find_decoder(runner.model, stack.num_layers).stack, "start_layer", 0))
+    except StructureError:
+        return
+    lost = [b for b in stack.captured if b < first]
+    if lost:
+        raise CaptureError(
+            f"pipeline stages: boundaries {lost} lie on stages before the last one, which begins with layer {first}, "
+            "and SGLang drops what is captured there"
+        )
+
+
+def _captures_partial_sums(runner: Any, stack: Any) -> bool:
+    """Whether a fused all-reduce is still owed where the stack captures; not where layers or the batch complete it first."""
+    try:
+        layer = find_decoder(runner.model, stack.num_layers).layers[0]
+    except StructureError:
+        return True
+    return not CAPTURES_INSIDE & set(signature_of(layer)) and stream_of_class(type(layer)) is not Stream.BATCH
+
+
+def _turn_off_compiled_prefill(arguments: Any) -> None:
+    """Prefill that is compiled piecewise may leave hooks out; SGLang asks these settings after the target has been loaded."""
+    graphs: Any = getattr(getattr(arguments, "cuda_graph_config", None), "prefill", None)
+    backend: Any = getattr(graphs, "backend", None)
+    if getattr(backend, "value", backend) == "tc_piecewise":
+        graphs.backend = type(backend)("disabled")
+    elif getattr(arguments, "disable_piecewise_cuda_graph", True) is False:
+        arguments.disable_piecewise_cuda_graph = True
+    elif getattr(arguments, "enable_piecewise_cuda_graph", False):
+        arguments.enable_piecewise_cuda_graph = False
+    else:
+        return
+    logger.warning(
+        "sglang-eagle3-plugin: piecewise compiled prefill is turned off: compiled layers may leave out the generic tap's hooks."
+    )

@@ -119,7 +119,7 @@ def run(names: tuple[str, ...], class_name: str, keep: bool, into: Path | None, 
         had = name in environments.built()
         try:
             found = ran.run_release(name, lambda line: click.echo(line, err=True), class_name)
-            ran.record(place / "data", name, found)
+            ran.record(place / "data", name, found, class_name)
             done[name] = found
         finally:
             if not had and not keep:

@@ -93,7 +93,11 @@ def _by_run(level: str, why: str, run: Mapping[str, Any]) -> tuple[str, str]:
         return support.NATIVE, "stock serves it, though its files said otherwise"
     if level in (support.NATIVE, support.REWIRED) and not stock["ok"]:
         return support.PLUGIN, f"stock fails: {stock['error']}"
-    return (support.PLUGIN, "stock fails, the plugin serves it") if level == support.BROKEN else (level, why)
+    if level == support.BROKEN:
+        return support.PLUGIN, "stock fails, the plugin serves it"
+    if stock["ok"] and stock["boundaries"] != run["wanted"]:
+        why += f"; a draft made for boundaries {run['wanted']} was fed {stock['boundaries']} by stock, and its own with the plugin"
+    return level, why
 
 
 def steps(class_name: str, runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[Step]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_eagle3_plugin import __version__, releases
+from sglang_eagle3_plugin import __version__, cache, releases
 from sglang_eagle3_plugin.survey.matrix import write
 
 IDS = (2, 4, 5)
@@ -106,13 +106,20 @@ def load(directory: Path | None = None) -> dict[str, dict[str, dict[str, Any]]]:
     return runs
 
 
-def record(directory: Path, release: str, found: dict[str, dict[str, Any]]) -> None:
-    """Add a release's runs to the records, in place of its older ones."""
+def record(directory: Path, release: str, found: dict[str, dict[str, Any]], only: str = "") -> None:
+    """Add a release's runs, as :func:`run_release` found them, in place of older ones. Two processes may record at once."""
+    from sglang_eagle3_plugin.rig.environments import locked
+
+    with locked(cache.directory("envs") / ".locks" / "compat-ran"):
+        _record(directory, release, found, only)
+
+
+def _record(directory: Path, release: str, found: dict[str, dict[str, Any]], only: str) -> None:
     runs = load(directory)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     about = {
         "date": today,
-        "command": f"sglang-eagle3 compat run --release {release}",
+        "command": f"sglang-eagle3 compat run --release {release}" + (f" --class {only}" if only else ""),
         "plugin_version": __version__,
         "wanted": list(BOUNDARIES),
     }

@@ -64,7 +64,12 @@ def test_a_cell_claims_no_more_than_its_evidence():
         ({"ok": True, "boundaries": [3, 5, 6], "same_tokens": False}, {"ok": True}, support.NATIVE, support.BROKEN),
         ({"ok": True, "boundaries": [3, 5, 6], "same_tokens": True}, {"ok": False, "error": "x"}, support.NATIVE, support.PLUGIN),
         ({"ok": True, "boundaries": [3, 5, 6], "same_tokens": True}, {"ok": False, "error": "x"}, support.BROKEN, support.PLUGIN),
-        ({"ok": True, "boundaries": [3, 5, 6], "same_tokens": True}, {"ok": True}, support.NATIVE, support.NATIVE),
+        (
+            {"ok": True, "boundaries": [3, 5, 6], "same_tokens": True},
+            {"ok": True, "boundaries": None},
+            support.NATIVE,
+            support.NATIVE,
+        ),
     ],
 )
 def test_a_run_outranks_what_was_read(plugin, stock, read_as, level):

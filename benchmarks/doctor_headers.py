@@ -77,10 +77,13 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
             seconds.append(time.perf_counter() - start)
             assert done.returncode == 0, done.stdout + done.stderr
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = (used.ru_utime + used.ru_stime) / asked.runs
         sizes = sum(p.stat().st_size for p in (root / "target").glob("*.safetensors"))
         shown = ", ".join(f"{s:.2f}" for s in seconds)
-        print(f"{asked.tensors} tensors in {asked.shards} shards, {sizes / 1e12:.1f} TB: {shown} s; peak {peak:.0f} MiB")
+        print(f"{asked.tensors} tensors in {asked.shards} shards, {sizes / 1e12:.1f} TB: {shown} s")
+        load = f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
+        print(f"of the processor {cpu:.2f} s a run; peak {used.ru_maxrss / 1024:.0f} MiB; {load}")
 
 
 if __name__ == "__main__":

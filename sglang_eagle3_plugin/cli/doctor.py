@@ -175,11 +175,11 @@ def _show_wiring(console: Console, w: dict[str, Any]) -> None:
     from rich.markup import escape
 
     if w["wanted"] is not None:
-        console.print(escape(f"  wanted boundaries   {w['wanted']}  ({w['convention']}, by {w['decided_by']})"))
+        console.print(escape(f"  wanted boundaries    {w['wanted']}  ({w['convention']}, by {w['decided_by']})"))
     for name, boundaries in w["readings"].items():
-        console.print(escape(f"  if ids mean {name:<8}{boundaries}"))
+        console.print(escape(f"  if ids mean {name:<9}{boundaries}"))
     if w["stock"] is not None:
         graph, eager = w["stock"]["cuda_graph"], w["stock"]["eager"]
         rows = {"captured": eager} if graph == eager else {"captured in graphs": graph, "captured eagerly": eager}
         for name, row in rows.items():
-            console.print(escape(f"  {name:<20}{row}  (SGLang {w['release']}, unpatched)"))
+            console.print(escape(f"  {name:<21}{row}  (SGLang {w['release']}, unpatched)"))

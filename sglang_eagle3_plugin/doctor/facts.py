@@ -6,7 +6,7 @@ Here stands what was read in the released wheels and is no part of the survey, w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_eagle3_plugin import releases
@@ -156,6 +156,10 @@ def hooks(release: str | None, architecture: str, source: Path | None) -> Hooks 
         from sglang_eagle3_plugin.doctor import source as tree
 
         found = tree.hooks(source, architecture)
+        if found is not None and surveyed(release) and release is not None:
+            facts = releases.class_facts(release, architecture)
+            # That a setter marks nothing cannot be seen in the class's own methods; the survey ran it.
+            return replace(found, dead=facts is not None and facts.rule == releases.DEAD)
         if found is not None or release is None:
             return found
     if release is None or not known(release):

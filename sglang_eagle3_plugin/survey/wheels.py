@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -87,6 +88,10 @@ def fetch(listed: Mapping[str, Listed], tell: Callable[[str], None] = lambda rel
     Returns:
         Release -> its wheel, or one line that says why there is none.
     """
+
+    for left_over in cache.directory("wheels").glob(".fetching-*"):  # of a survey that was killed; a running one is younger
+        if time.time() - left_over.stat().st_mtime > 3600:
+            shutil.rmtree(left_over, ignore_errors=True)
 
     def one(release: str) -> tuple[str, Path | str]:
         try:

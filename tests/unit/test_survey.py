@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 import zipfile
 from pathlib import Path
 
@@ -274,6 +276,15 @@ def test_a_wheel_with_another_hash_is_not_kept(fake_pip):
     (line,) = wheels.fetch({"9.9.9": wheels.Listed(made.name, "0" * 64)}).values()
     assert "another hash" in line
     assert not list(Path(wheels.cache.directory("wheels")).iterdir())
+
+
+def test_what_a_killed_survey_left_is_cleared_away(fake_pip):
+    directory = Path(wheels.cache.directory("wheels"))
+    for name, age in ((".fetching-old", 7200), (".fetching-new", 0)):
+        (directory / name).mkdir()
+        os.utime(directory / name, (time.time() - age,) * 2)
+    wheels.fetch({})
+    assert [p.name for p in directory.iterdir()] == [".fetching-new"]
 
 
 def test_one_release_that_cannot_be_had_does_not_stop_the_others(fake_pip):

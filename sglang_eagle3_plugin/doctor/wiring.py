@@ -26,6 +26,7 @@ class Wiring:
         where: the field in which they stand, dots leading into objects; empty where there is none.
         nested_ids: the ids that SGLang's runner sees; None where it falls back to its default layers.
         malformed: what in the draft config cannot be read; empty where all can.
+        conflicts: a sentence for each further field that lists other ids.
         aux: whether the draft takes auxiliary states at all (``use_aux_hidden_state``).
         decision: what the draft was trained on; None when it cannot be said (no draft, no depth, or ``impossible``).
         impossible: why no reading of the ids can be captured in this target.
@@ -40,6 +41,7 @@ class Wiring:
     where: str
     nested_ids: tuple[int, ...] | None
     malformed: str
+    conflicts: tuple[str, ...]
     aux: bool
     decision: Decision | None
     impossible: str
@@ -73,6 +75,7 @@ def of(d: Deployment) -> Wiring:
         draft.where,
         draft.ids_seen_by_sglang,
         malformed,
+        draft.conflicts,
         draft.uses_aux_hidden_states,
         decision,
         impossible,

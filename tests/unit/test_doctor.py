@@ -201,6 +201,26 @@ def test_flags_are_read_as_sglang_reads_them(tmp_path: Path, flags: str, expecte
     assert expected in judged(target, draft, "--", *flags.split())
 
 
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        ("accept_len 1.00", "WARN_NOTHING_ACCEPTED"),
+        ("acceptance length: 1.6 on MT-Bench", "OK_WIRING_LOW_QUALITY"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x128 and 192x64)", "ERR_FC_WIDTH"),
+        ("KeyError: 'model.midlayer.self_attn.qkv_proj.weight'", "ERR_ARCH_NOT_EAGLE3"),
+        ("ValueError: X does not support EAGLE3: it has no set_eagle3_layers_to_capture", "ERR_WRAPPER_NO_HOOKS"),
+        ("AttributeError: 'X' object has no attribute 'get_embed_and_head'", "ERR_WRAPPER_PARTIAL_HOOKS"),
+        ("64 vs 32", "ERR_EMBED_WIDTH"),
+    ],
+)
+def test_what_was_seen_of_a_run_is_explained(tmp_path: Path, observed: str, expected: str) -> None:
+    target, draft = good_pair(tmp_path)
+    pair = ("--target", str(target), "--draft", str(draft), "--release", "0.5.23")
+    assert expected in [f["id"] for f in run(*pair, "--observed", observed)[1]["findings"]]
+    (tmp_path / "server.log").write_text(f"loading\n{observed}\n")
+    assert expected in [f["id"] for f in run(*pair, "--log", str(tmp_path / "server.log"))[1]["findings"]]
+
+
 def test_launch_flags_alone_name_the_models(tmp_path: Path) -> None:
     target, draft = good_pair(tmp_path)
     line = ["--model-path", str(target), "--speculative-draft-model-path", str(draft), "--speculative-algorithm", "EAGLE"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_eagle3_plugin.boundaries import Convention, default_boundaries
 from sglang_eagle3_plugin.doctor import facts
-from sglang_eagle3_plugin.doctor.deployment import Deployment, mapping
+from sglang_eagle3_plugin.doctor.deployment import Deployment
 from sglang_eagle3_plugin.doctor.findings import REMOVE, Evidence, Finding
 from sglang_eagle3_plugin.drafts import CONVENTION, IDS
 
@@ -74,14 +74,12 @@ def check_place(d: Deployment) -> Iterator[Finding]:
             "certain" if wanted else "likely",
             rewritten(d, ids, wanted) if ids and wanted else {},
         )
-    nested, top = mapping(d.draft.config.get("eagle_config")).get(IDS), d.draft.config.get(IDS)
-    # Ids at the top level that are the nested ones plus 1 are the same boundaries, for an engine that reads those.
-    if isinstance(nested, list) and isinstance(top, list) and top not in (nested, [i + 1 for i in nested]):
+    if w.conflicts:
         yield Finding(
             "WARN_CONFIG_IDS_DISAGREE",
-            "The draft config lists layer ids twice, and the lists differ. SGLang's runner uses those in eagle_config.",
-            (d.draft.says(NESTED), d.draft.says(IDS)),
-            f"Delete {IDS} at the top level, or correct it.",
+            f"The draft config lists layer ids twice, and the lists differ: {w.conflicts[0]}. SGLang uses {NESTED}.",
+            (_field(d),),
+            "Delete the list that is wrong.",
         )
 
 

@@ -8,12 +8,29 @@ from sglang_eagle3_plugin.doctor.checks.symptoms import acceptance
 from sglang_eagle3_plugin.doctor.deployment import Deployment
 from sglang_eagle3_plugin.doctor.findings import Evidence, Finding, verdict
 
+_NOTHING_ACCEPTED = 1.1
+"""With the EAGLE flag an EAGLE-3 draft was seen to reach 1.09; the worst drafts that are merely untrained reach 1.2."""
+
 
 def conclude(d: Deployment, findings: Sequence[Finding]) -> list[Finding]:
     """Say that the wiring is right, where it is, so that nobody goes looking for a fault in it."""
     if verdict(findings) != "ok":
         return []
     seen = acceptance(d.observed) if d.observed else None
+    if seen is not None and seen < _NOTHING_ACCEPTED:
+        return [
+            Finding(
+                "WARN_NOTHING_ACCEPTED",
+                f"The acceptance length was {seen:g}: next to no draft token was accepted, which little training does not "
+                f"explain. What "
+                "the files and flags show is in order.",
+                (Evidence("observed", "acceptance length", f"{seen:g}"),),
+                "Look first at the flag (EAGLE in place of EAGLE3), then at the boundaries (EAGLE3_DEBUG=1 shows what is "
+                "captured), the "
+                "draft's lm_head and d2t, and the tokenizer.",
+                sure="likely",
+            )
+        ]
     if seen is not None:
         return [
             Finding(

@@ -16,7 +16,7 @@ _HOOK = re.compile(
     re.IGNORECASE,
 )
 _SHAPES = re.compile(r"\b(\d{1,8})\s?x\s?(\d{1,8})\b\D{1,20}\b(\d{1,8})\s?x\s?(\d{1,8})\b")
-_PAIR = re.compile(r"\b(\d{2,8})\b (?:vs\.?|!=|and|but got|where) \b(\d{2,8})\b")
+_PAIR = re.compile(r"\b(\d{2,8})\b (?:vs\.?|!=|but got|where) \b(\d{2,8})\b")
 _LAST = re.compile(r"\b(\d{1,4}) captured, (\d{1,4}) (?:needed|expected)")
 _ACCEPT = re.compile(
     r"(?:accept\w*(?: len\w*| length| rate)?[ :=]*)(\d+\.\d+)|\b(\d\.\d{1,3})\s?(?:-|to)\s?(\d\.\d{1,3})\b", re.IGNORECASE

@@ -131,18 +131,26 @@ def revert(path: Path, release: str | None, in_place: bool, as_json: bool) -> in
 @command.command("export")
 @click.option("--release", "releases", metavar="R", multiple=True, help="A release; may be given more than once.")
 @click.option("--all", "every", is_flag=True, help="Every release that has a series.")
+@click.option("--upstream", is_flag=True, help="With one --release: the series for SGLang's maintainers, with its tests.")
 @click.option("--wheel", type=click.Path(path_type=Path), help="The release's wheel, when it is not in the cache.")
 @click.option("--tree", "path", type=click.Path(path_type=Path), help="An unpacked tree of the release, in place of a wheel.")
 @click.option("--output", type=click.Path(path_type=Path), help="Where to write; the checkout's patches/ unless given.")
 @click.option("--check", "compare", is_flag=True, help="Write nothing; exit 1 if what is there differs.")
 @_JSON
 def export_(
-    releases: tuple[str, ...], every: bool, wheel: Path | None, path: Path | None, output: Path | None, compare: bool, as_json: bool
+    releases: tuple[str, ...],
+    every: bool,
+    upstream: bool,
+    wheel: Path | None,
+    path: Path | None,
+    output: Path | None,
+    compare: bool,
+    as_json: bool,
 ) -> int:
     """Write a release's series anew from the one source of truth."""
     chosen = [r.removeprefix("v") for r in releases] or (list(catalog.load()) if every else [])
-    if not chosen or ((wheel or path) and len(chosen) != 1):
-        raise click.UsageError("give --release, or --all; --wheel and --tree go with one release")
+    if not chosen or ((wheel or path or upstream) and len(chosen) != 1):
+        raise click.UsageError("give --release, or --all; --wheel, --tree and --upstream go with one release")
     root = output or catalog.root()
     # All anew: which releases share a directory is found again, too.
     known = {} if every and not compare else catalog.read_map(root)
@@ -151,15 +159,16 @@ def export_(
         source = from_directory(tree.open_tree(path).package, release) if path else from_wheel(wheel or _cached_wheel(release))
         if source.release != release:
             raise UserError(f"{wheel} is the wheel of SGLang {source.release}, not of {release}; name the right one")
-        series = _build(source)
+        series = _build(source, export.upstream_tests(root / "upstream") if upstream else {})
         if compare:
-            if not _is_written(series, root, known):
+            written = export.is_written(series, root / "upstream") if upstream else _is_written(series, root, known)
+            if not written:
                 differing.append(release)
             continue
-        directory = export.write(series, root, known)
+        directory = export.write_upstream(series, root) if upstream else export.write(series, root, known)
         if not as_json:
             click.echo(f"{release}: {len(series.patches)} patches in {root / directory}")
-    if not compare:
+    if not compare and not upstream:
         export.write_map(root, known)
     if as_json:
         click.echo(json.dumps({"releases": chosen, "directory": str(root), "differing": differing}, indent=2))
@@ -172,9 +181,9 @@ def export_(
     return int(bool(differing))
 
 
-def _build(source: Source) -> export.Series:
+def _build(source: Source, tests: dict[str, dict[str, str]]) -> export.Series:
     try:
-        return export.build(source)
+        return export.build(source, tests)
     except UnfitError as error:
         raise UserError(f"a change does not fit SGLang {source.release}: {error}; please report it") from error
 

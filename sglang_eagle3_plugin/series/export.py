@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 UPSTREAM_ROOT = "python/"
 """Upstream's tree has ``python/sglang/srt/...`` where a wheel has ``sglang/srt/...``."""
+
+UPSTREAM_OTHER = "../"
+"""Prefix of a path, seen from there, that is outside of ``python/``: tests."""
 
 _WHO = "sglang-eagle3-plugin"
 _MAIL = "sglang-eagle3-plugin@users.noreply.github.com"
@@ -61,8 +64,12 @@ def blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def build(source: Source) -> Series:
+def build(source: Source, tests: Mapping[str, Mapping[str, str]] | None = None) -> Series:
     """Carry every change out on a release.
+
+    Args:
+        source: the release.
+        tests: for the series that is sent upstream: change id -> path from the root of upstream's tree -> text, added to its patch.
 
     Raises:
         UnfitError: a change is needed and does not fit.
@@ -73,13 +80,15 @@ def build(source: Source) -> Series:
     for change in REGISTRY:
         changed = {p: t for p, t in change.transform(after).items() if t != after.text(p)}
         if changed:
-            steps.append((change.id, change.message(), changed))
+            added = {UPSTREAM_OTHER + path: text for path, text in (tests or {}).get(change.id, {}).items()}
+            steps.append((change.id, change.message(), changed | added))
             after = after.updated(changed)
-    touched = sorted({path for _, _, changed in steps for path in changed})
+    touched = sorted({path for _, _, changed in steps for path in changed if not path.startswith(UPSTREAM_OTHER)})
     texts = {path: source.text(path) for path in touched}
     stages: dict[str, list[str | None]] = {p: [None if t is None else blob_id(t.encode())] for p, t in texts.items()}
     for _, _, changed in steps:
-        for path, text in changed.items():
+        for path in set(changed) & set(touched):
+            text = changed[path]
             stages[path].append(blob_id(text.encode()))
     return Series(source.release, _format({p: t for p, t in texts.items() if t is not None}, steps), stages)
 
@@ -177,6 +186,30 @@ def write(series: Series, root: Path, known: dict[str, Any]) -> str:
 def is_written(series: Series, directory: Path) -> bool:
     """Whether a directory holds exactly this series."""
     return {p.name: p.read_text() for p in directory.glob("*.patch")} == series.patches
+
+
+def write_upstream(series: Series, root: Path) -> str:
+    """Write the series that is sent upstream, and return its directory's name.
+
+    It has no place in the map, since it carries tests that a wheel hasn't got.
+    """
+    directory = root / "upstream"
+    directory.mkdir(parents=True, exist_ok=True)
+    for stale in {p.name for p in directory.glob("*.patch")} - set(series.patches):
+        (directory / stale).unlink()
+    for name, text in series.patches.items():
+        (directory / name).write_text(text)
+    (directory / "series").write_text("".join(f"{name}\n" for name in series.patches))
+    return directory.name
+
+
+def upstream_tests(directory: Path) -> dict[str, dict[str, str]]:
+    """The tests that go upstream: ``tests/<change id>/<path in upstream's tree>``."""
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted((directory / "tests").rglob("test_*.py")):
+        change, *path = file.relative_to(directory / "tests").parts
+        found.setdefault(change, {})["/".join(path)] = file.read_text()
+    return found
 
 
 def write_map(root: Path, known: dict[str, Any]) -> None:

@@ -218,3 +218,14 @@ def test_the_configured_layers_are_set_once_and_before_the_graphs(release: str) 
     initialize = runner[runner.index("    def initialize(") :]
     assert initialize.index("set_eagle3_layers_to_capture(") < initialize.index("self.init_attention_backend()")
     assert runner.count("set_eagle3_layers_to_capture(") == 1
+
+
+def test_the_series_for_upstream_is_what_the_changes_and_its_tests_give() -> None:
+    directory = catalog.root() / "upstream"
+    series = export.build(from_wheel(_wheel("0.5.23")), export.upstream_tests(directory))
+    assert {p.name: p.read_text() for p in directory.glob("*.patch")} == series.patches, (
+        "patches export --upstream --release 0.5.23"
+    )
+    for name, text in series.patches.items():
+        assert "+++ b/test/registered/unit/" in text, f"{name} has no test"
+        assert (directory / name).with_suffix(".md").read_text().startswith("# [Spec] "), f"{name} has no description"

@@ -105,7 +105,7 @@ def open_tree(path: Path) -> Tree:
         return _open_wheel(path)
     if not path.is_dir():
         raise UserError(f"there is no directory {path}; name an SGLang checkout, an unpacked wheel, or a site-packages directory")
-    for candidate in (path / "python" / "sglang", path / "sglang", path, path / "srt" / ".."):
+    for candidate in (path / "python" / "sglang", path / "sglang", path):
         if (candidate / "srt").is_dir() and candidate.resolve().name == "sglang":
             package = candidate.resolve()
             break

@@ -290,6 +290,48 @@ def test_what_is_no_tree_is_named(run: Callable[..., Any], tmp_path: Path) -> No
     assert "there is no sglang/srt" in run("check", "--tree", tmp_path).said
 
 
+def test_list_and_show_name_releases_patches_and_messages(run: Callable[..., Any]) -> None:
+    assert [(row["release"], row["patches"]) for row in run("list", "--json").json] == [
+        ("1.0", ["first", "second", "third"]),
+        ("2.0", ["first", "second", "third"]),
+    ]
+    shown = run("show", "1.0")
+    assert "Change second" in shown.said
+    assert "Upstream: none" in shown.said
+    assert "+a3 = 33" in run("show", "1.0", "first").said
+    assert "it has first, second, third" in run("show", "1.0", "fourth").said
+
+
+def test_export_without_the_wheel_says_where_to_get_it(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SGLANG_EAGLE3_CACHE", str(tmp_path))
+    refused = run("export", "--release", "1.0", "--check")
+    assert refused.code == 2
+    assert "pip download" in refused.said
+
+
+def test_export_writes_the_same_bytes_whatever_git_is_configured_to(
+    series: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "gitconfig"
+    config.write_text(
+        "[core]\nautocrlf = true\n[diff]\nnoprefix = true\nalgorithm = patience\ncontext = 7\nmnemonicPrefix = true\n"
+        "[format]\nattach = x\nsignature = me\nnumbered = true\nsuffix = .txt\nsubjectPrefix = ME\n[user]\nname = me\nemail = m@e\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "me")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setattr(export, "REGISTRY", (_change("first", _edit("sglang/srt/models/one.py", "a3 = 3\n", "a3 = 33\n")),))
+    written = export.build(Source("1.0", list(FILES), FILES.get)).patches
+    assert (
+        written["0001-first.patch"].split("\nSubject", 1)[1]
+        == ((series / "1.0" / "0001-first.patch").read_text().split("\nSubject", 1)[1])
+    )
+    assert written["0001-first.patch"].startswith("From 0000000000000000000000000000000000000000 ")
+    assert "From: sglang-eagle3-plugin <" in written["0001-first.patch"]
+
+
 @pytest.mark.parametrize("missing", ["git", "gitpython"])
 def test_what_is_missing_is_named_with_its_remedy(
     run: Callable[..., Any], site: Path, monkeypatch: pytest.MonkeyPatch, missing: str

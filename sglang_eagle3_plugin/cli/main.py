@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "demo": "Real SGLang without a GPU: fails unpatched, works with the plugin.",
     "status": "What is patched, skipped, and why: here, or in a running server.",
     "wiring": "Which boundaries each SGLang release captures for a draft, and which it should.",
+    "models": "Every model class of an SGLang release: native, by the plugin and how, or not and why.",
     "doctor": "Find a wiring fault in a target, draft and flags before the model loads.",
     "debug": "See what the draft is fed in a running server: on, off, status, tail.",
     "wait": "Wait until a server is ready; stop at once, with the reason, when it failed.",

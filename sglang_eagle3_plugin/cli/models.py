@@ -1,0 +1,82 @@
+"""`sglang-eagle3 models`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sglang_eagle3_plugin import releases, support
+from sglang_eagle3_plugin.errors import UserError
+
+NATIVE, DELEGATION, DELIVERY, TAP, NOT_POSSIBLE = "native", "delegation", "native capture, delivered", "generic tap", "not possible"
+WAYS = (NATIVE, DELEGATION, DELIVERY, TAP, NOT_POSSIBLE)
+_COLOURS = {NATIVE: "green", NOT_POSSIBLE: "red"}
+
+
+@click.command(name="models")
+@click.option("--release", metavar="RELEASE", help="An SGLang release.  [default: the newest known one]")
+@click.option("--class", "class_name", metavar="CLASS", help="Only the classes whose name holds this.")
+@click.option("--way", type=click.Choice(WAYS), help="Only the classes that are served this way.")
+@click.option("--json", "as_json", is_flag=True, help="{release, counts, models: [{class, way, why, evidence}]}.")
+def command(release: str | None, class_name: str | None, way: str | None, as_json: bool) -> int:
+    """List every model class of a release: served by SGLang alone, by the plugin and how, or not, and why.
+
+    Read from the release's files; in a server the plugin decides by the structure of the model that was loaded, and
+    `sglang-eagle3 status` says what it found. Exit status 1 when nothing matches.
+    """
+    known = releases.known_releases()
+    chosen = release or known[-1]
+    if chosen not in known:
+        nearest, _ = releases.nearest(chosen)
+        raise UserError(f"nothing is recorded of SGLang {chosen}; the nearest release that is known is {nearest}")
+    rows = models_of(chosen)
+    counts = Counter(row["way"] for row in rows)
+    rows = [row for row in rows if (way is None or row["way"] == way) and (class_name or "").lower() in row["class"].lower()]
+    if as_json:
+        click.echo(json.dumps({"release": chosen, "counts": {w: counts[w] for w in WAYS}, "models": rows}, indent=1))
+    else:
+        _show(chosen, counts, rows)
+    return int(not rows)
+
+
+def models_of(release: str) -> list[dict[str, Any]]:
+    """Every target class of a release: ``class``, ``way`` (one of ``WAYS``), ``why`` and ``evidence`` (see ``support``)."""
+    rows = []
+    for name in releases.class_names():
+        facts = releases.class_facts(release, name)
+        if facts is not None:
+            found = support.support(release, name)
+            rows.append({"class": name, "way": _way(facts, found), "why": found.why, "evidence": found.evidence})
+    return rows
+
+
+def _way(facts: releases.ClassFacts, found: support.Support) -> str:
+    if found.level == support.BROKEN:
+        return NOT_POSSIBLE
+    if found.level in (support.NATIVE, support.REWIRED):
+        return NATIVE
+    if facts.inner and facts.setter is None:
+        return DELEGATION
+    # A class that has its setter and lacks only the accessor captures on SGLang's own path, as does one whose setter was dead.
+    if facts.setter is not None and facts.capture is not None:
+        return DELEGATION
+    return DELIVERY if facts.capture is not None else TAP
+
+
+def _show(release: str, counts: Counter[str], rows: list[dict[str, Any]]) -> None:
+    console = Console(highlight=False)
+    served = sum(counts[w] for w in WAYS if w != NOT_POSSIBLE)
+    total = sum(counts.values())
+    console.print(f"SGLang {release}: {total} model classes; {counts[NATIVE]} served by SGLang alone, {served} with the plugin")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("class", "way", "how, or why not"):
+        table.add_column(heading, overflow="fold")
+    for row in sorted(rows, key=lambda r: (WAYS.index(r["way"]), r["class"])):
+        table.add_row(escape(row["class"]), f"[{_COLOURS.get(row['way'], 'yellow')}]{row['way']}[/]", escape(row["why"]))
+    console.print(table)

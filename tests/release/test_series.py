@@ -220,6 +220,32 @@ def test_the_configured_layers_are_set_once_and_before_the_graphs(release: str) 
     assert runner.count("set_eagle3_layers_to_capture(") == 1
 
 
+@pytest.mark.parametrize("release", [r for r in ENTRIES if "dead-setters" in {p.stem[5:] for p in ENTRIES[r].patches()}])
+def test_qwen3_5_marks_the_layers_that_its_inner_model_looks_at(release: str) -> None:
+    _, patched = _patched(release)
+    space: dict[str, Any] = {"Optional": Optional, "List": list}
+    layers = [SimpleNamespace() for _ in range(LAYERS)]
+    model = SimpleNamespace(layers=layers)
+    inner = patched.class_("sglang/srt/models/qwen3_5.py", "Qwen3_5ForCausalLM")
+    assert inner
+    marks = patched.method(inner, "set_eagle3_layers_to_capture")
+    assert marks
+    exec(ast.unparse(marks[1]), space)
+    marking = space["set_eagle3_layers_to_capture"]
+    model.set_eagle3_layers_to_capture = lambda wanted: marking(model, wanted)
+    wrapper = patched.class_("sglang/srt/models/qwen3_5.py", "Qwen3_5ForConditionalGeneration")
+    assert wrapper
+    setter = patched.method(wrapper, "set_eagle3_layers_to_capture")
+    assert setter
+    exec(ast.unparse(setter[1]), space)
+    target = SimpleNamespace(
+        model=model, config=SimpleNamespace(num_hidden_layers=LAYERS), pp_group=SimpleNamespace(is_last_rank=True)
+    )
+    for ids in ([2, 30, 58], [1, 5]):
+        space["set_eagle3_layers_to_capture"](target, ids)
+        assert [n for n, layer in enumerate(layers) if layer._is_layer_to_capture] == [i + 1 for i in ids]
+
+
 def test_the_series_for_upstream_is_what_the_changes_and_its_tests_give() -> None:
     directory = catalog.root() / "upstream"
     series = export.build(from_wheel(_wheel("0.5.23")), export.upstream_tests(directory))

@@ -69,7 +69,7 @@ _NOT_WITH_THE_TAP = (
 
 
 def _check_pipeline(runner: Any, stack: Any, generic: bool) -> None:
-    if int(getattr(runner, "pp_size", 1)) <= 1:
+    if int(getattr(runner, "pp_size", getattr(runner.server_args, "pp_size", 1))) <= 1:
         return
     if generic:
         raise CaptureError("the generic tap cannot serve pipeline stages: what a stage before the last one captures is dropped")

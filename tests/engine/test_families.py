@@ -1,0 +1,64 @@
+"""Show 2 and 3 of "every wrapper, then every decoder": classes that SGLang never wired, in the release's own ModelRunner.
+
+A few families are built and run here; what came of all of them, in five releases, is recorded in tests/data/families.json
+(`python -m tests.engine.prefill RELEASE` makes it anew, some minutes a release).
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sglang_eagle3_plugin.rig import families
+from tests.engine.prefill import BOUNDARIES, COMPARED, PROMPT_END, RECORDED, prefill
+
+LIVE = ("kimi-vl", "qwen3-omni", "cohere", "gemma2", "phi", "llama")
+"""A delegation, a native capture that is delivered, three generic taps (one whose layers overwrite ``residual``), a native one."""
+
+RECORD = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
+NOT_WITHOUT_A_GPU = ("Found no NVIDIA driver", "No accelerator", "not compiled with CUDA", "sgl_kernel", "no stand-in")
+UNKNOWN_THERE = ("not supported for now", "does not recognize this architecture")
+
+
+def holds(name: str, row: dict) -> None:
+    family = families.family(name)
+    assert row["seen"] == list(BOUNDARIES)
+    assert len(set(row["constants"])) == 1, "the stream is captured once, not twice over"
+    assert row["next"] == [families.following(PROMPT_END, family.tied)], "the target says what it says without us"
+    if name in COMPARED:
+        assert row["equal"] is True, "the generic tap's tensors are those of SGLang's own capture, bit for bit"
+
+
+@pytest.mark.engine
+def test_families_live(env059):
+    rows = {row["name"]: row for row in prefill(env059, list(LIVE))}
+    assert set(rows) == set(LIVE)
+    for name, row in rows.items():
+        assert "error" not in row, f"{name}: {row}"
+        holds(name, row)
+    assert "delegated to language_model" in rows["kimi-vl"]["completion"][0]
+    assert "delivered" in rows["qwen3-omni"]["completion"][0]
+    assert "generic tap" in rows["cohere"]["completion"][0]
+    assert rows["llama"]["completion"] == [], "a class that has everything is left alone"
+
+
+RAN = [(r, n, row) for r, run in RECORD.items() for n, row in run["families"].items() if "error" not in row]
+FAILED = [(r, n, row) for r, run in RECORD.items() for n, row in run["families"].items() if "error" in row]
+
+
+@pytest.mark.parametrize(("release", "name", "row"), RAN, ids=[f"{r}-{n}" for r, n, _ in RAN])
+def test_families_recorded(release, name, row):
+    holds(name, row)
+
+
+@pytest.mark.parametrize(("release", "name", "row"), FAILED, ids=[f"{r}-{n}" for r, n, _ in FAILED])
+def test_what_did_not_run_did_not_for_want_of_a_gpu_or_of_the_class(release, name, row):
+    assert any(reason in row["error"] for reason in NOT_WITHOUT_A_GPU + UNKNOWN_THERE), row["error"]
+
+
+def test_the_record_holds_eight_wrappers_and_six_decoders_that_stock_cannot_serve():
+    served = {name for r, name, row in RAN if row["completion"] and r == "0.5.9"}
+    wrappers = {name for name in served if any(key.endswith("_config") for key in families.family(name).config)}
+    assert len(wrappers) >= 8, sorted(wrappers)
+    assert len(served - wrappers) >= 6, sorted(served - wrappers)

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_eagle3_plugin import drafts, releases, support
 from sglang_eagle3_plugin.boundaries import BoundaryError, Decision
 from sglang_eagle3_plugin.drafts import Draft
-from sglang_eagle3_plugin.releases import Captured
+from sglang_eagle3_plugin.releases import Captured, ClassFacts, ReleaseFacts
 from sglang_eagle3_plugin.settings import Settings
 from sglang_eagle3_plugin.targets import Target
 
@@ -65,30 +65,61 @@ def wanted(draft: Draft, target: Target, settings: Settings) -> Wanted:
         return Wanted(None, str(error))
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a pair is to be served.
+
+    Attributes:
+        facts: of the target's class there; None where there is no such class.
+        whole: of the release.
+        got: what stock captures for the ids it sees; None where it cannot.
+        supported: the plugin is made for the release.
+        exact: False where the release is unknown and the nearest known one answers.
+    """
+
+    facts: ClassFacts | None
+    whole: ReleaseFacts
+    got: Captured | None
+    supported: bool
+    exact: bool = True
+
+
 def answer(draft: Draft, target: Target, want: Wanted, release: str) -> Answer:
-    """Judge a pair in one release."""
-    exact = releases.nearest(release)[1]
-    facts = releases.class_facts(release, target.architecture or "")
+    """Judge a pair in one release.
+
+    Raises:
+        LookupError: no release is known at all.
+    """
+    known, exact = releases.nearest(release)
+    if known is None:
+        raise LookupError("there is no survey of any release")
+    name = target.architecture or ""
+    got = releases.captured(release, name, draft.ids_seen_by_sglang, target.num_layers)
+    facts, whole = releases.class_facts(release, name), releases.release_facts(known)
+    return judge(draft, target, want, Place(facts, whole, got, support.made_for(release), exact))
+
+
+def judge(draft: Draft, target: Target, want: Wanted, place: Place) -> Answer:
+    """Judge a pair in a release, or in a source tree, whose facts are at hand."""
+    facts, exact = place.facts, place.exact
     if facts is None:
         return Answer(support.ABSENT, None, None, None, None, None, f"it has no {target.architecture}", exact)
-    stopped = _draft_is_not_served(draft, want, release)
+    stopped = _draft_is_not_served(draft, want, place.whole)
     if stopped:
         return Answer(support.BROKEN, None, None, None, None, None, stopped, exact)
     if want.boundaries == ():
         served = facts.accessor is not None
         level = support.NATIVE if served else support.PLUGIN
         return Answer(level, (), (), (), (), not served, "the draft takes no auxiliary states", exact)
-    can, how = (
-        support.plugin_can(facts) if support.made_for(release) else (False, f"the plugin is made for {support.OLDEST} and later")
-    )
-    got = releases.captured(release, target.architecture or "", draft.ids_seen_by_sglang, target.num_layers)
+    can, how = support.plugin_can(facts) if place.supported else (False, f"the plugin is made for {support.OLDEST} and later")
+    got = place.got
     if facts.accessor is None or (got is not None and got.rule == releases.DEAD):
         got = None
     plugin = (want.boundaries or (got.eager if got else None)) if can else None
     needs: bool | None = True
     if want.boundaries is None:
         why = want.impossible or "which boundaries the draft wants is undecidable; the release's own reading is kept"
-        level = support.support(release, target.architecture or "").level
+        level = support.judge(facts, place.whole, place.supported).level
         needs = None if got or not can else True
     elif got is None:
         level, why = (support.PLUGIN if can else support.BROKEN), how
@@ -101,15 +132,12 @@ def answer(draft: Draft, target: Target, want: Wanted, release: str) -> Answer:
     return Answer(level, got.eager, got.graph, got.will_emit, plugin, needs, why, exact)
 
 
-def _draft_is_not_served(draft: Draft, want: Wanted, release: str) -> str:
-    known, _ = releases.nearest(release)
-    drafts_known = releases.release_facts(known).drafts if known else {}
+def _draft_is_not_served(draft: Draft, want: Wanted, whole: ReleaseFacts) -> str:
     name = draft.architecture or ""
-    if "Eagle3" in name and name not in drafts_known:
+    if "Eagle3" in name and name not in whole.drafts:
         return f"it has no draft class {name}"
-    reads = drafts_known.get(name, ())
     slots = draft.num_aux_hidden_states or len(want.boundaries or draft.ids or (0, 0, 0))
-    if slots not in (0, 3) and name in drafts_known and "num_aux_hidden_states" not in reads:
+    if slots not in (0, 3) and name in whole.drafts and "num_aux_hidden_states" not in whole.drafts[name]:
         return f"its {name} takes three states, and this draft {slots}"
     return ""
 

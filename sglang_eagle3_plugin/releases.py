@@ -167,14 +167,42 @@ def captured(release: str, class_name: str, ids: Sequence[int] | None, num_layer
     """
     known, exact = nearest(release)
     facts = class_facts(release, class_name)
-    if known is None or facts is None or facts.setter is None or facts.rule is None or facts.rule == UNKNOWN:
+    if known is None or facts is None:
         return None
-    whole = release_facts(known)
     source = f"SGLang {known}: {facts.setter}.set_eagle3_layers_to_capture"
+    return captured_by(facts, release_facts(known), ids, num_layers, source, exact=exact)
+
+
+def captured_by(
+    facts: ClassFacts,
+    whole: ReleaseFacts,
+    ids: Sequence[int] | None,
+    num_layers: int,
+    source: str,
+    *,
+    apply: Callable[[Sequence[int] | None, int], Sequence[int]] | None = None,
+    exact: bool = True,
+) -> Captured | None:
+    """As :func:`captured`, from facts at hand.
+
+    Args:
+        facts: of the class.
+        whole: of its release.
+        ids: as SGLang sees them.
+        num_layers: L.
+        source: for the answer.
+        apply: (ids, L) -> boundaries, in place of the rule's: the setter itself, executed.
+        exact: for the answer.
+    """
+    if facts.setter is None:
+        return None
     if facts.rule == DEAD:
-        fault = f"{class_name} inherits a setter that its layers don't heed: nothing is captured"
+        fault = f"{facts.setter}.set_eagle3_layers_to_capture is inherited, and the layers don't heed it: nothing is captured"
         return Captured((), (), (), (fault,), DEAD, source, exact)
-    apply = RULES[facts.rule].apply
+    rule = RULES.get(facts.rule or "")
+    apply = apply or (rule.apply if rule else None)
+    if apply is None:
+        return None
 
     def asked(way: str) -> tuple[int, ...]:
         return tuple(sorted(apply(ids if way == "configured" else None, num_layers)))
@@ -187,7 +215,7 @@ def captured(release: str, class_name: str, ids: Sequence[int] | None, num_layer
         faults.append(f"CUDA graphs capture the default boundaries {list(graph)}, whatever the ids")
     if set(emitted) - set(eager) and left_over:
         faults.append(f"layers marked for the graphs stay marked, so eager passes capture {list(emitted)}")
-    return Captured(eager, graph, emitted, tuple(faults), facts.rule, source, exact)
+    return Captured(eager, graph, emitted, tuple(faults), facts.rule or UNKNOWN, source, exact)
 
 
 def emits(boundaries: Sequence[int], facts: ClassFacts, num_layers: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from sglang_eagle3_plugin import checkpoints, drafts, pairs, releases, targets
+from sglang_eagle3_plugin import checkpoints, drafts, pairs, releases, support, targets
 from sglang_eagle3_plugin.boundaries import Decision
 from sglang_eagle3_plugin.drafts import Draft, DraftError
 from sglang_eagle3_plugin.errors import UserError
@@ -29,14 +30,15 @@ DEFAULT_RELEASES = ">=0.5.4.post2"
 )
 @click.option("--target", "target_path", required=True, metavar="DIR", help="The target, likewise. No weights are read.")
 @click.option("--releases", "spec", metavar="SPEC", help=f"'>=0.5.9', or 0.5.9,0.5.13, or all.  [default: {DEFAULT_RELEASES}]")
+@click.option("--tree", type=click.Path(path_type=Path, exists=True), help="Judge this wheel, checkout or installed package too.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print {wanted, convention, decided_by, releases: {R: {stock, plugin, ...}}}."
 )
-def command(draft_path: str, target_path: str, spec: str | None, as_json: bool) -> int:
+def command(draft_path: str, target_path: str, spec: str | None, tree: Path | None, as_json: bool) -> int:
     """Which boundaries each SGLang release captures for a draft, and which it should.
 
     Boundary k is the residual stream entering decoder layer k. EAGLE3_LAYER_CONVENTION and EAGLE3_CAPTURE_BOUNDARIES count here
-    as they do in a server.
+    as they do in a server. What a --tree captures is found by executing its own setter on stand-ins; SGLang is not imported.
 
     Exit status 0: it is known what the draft wants. 1: it is undecidable, or no target of this depth can deliver it.
     """
@@ -44,11 +46,24 @@ def command(draft_path: str, target_path: str, spec: str | None, as_json: bool) 
     want = pairs.wanted(draft, target, Settings.from_environment())
     names = select(spec or DEFAULT_RELEASES, releases.known_releases())
     answers = {name: pairs.answer(draft, target, want, name) for name in names}
+    if tree is not None:
+        answers.update(_of_tree(draft, target, want, tree))
     if as_json:
         click.echo(json.dumps(_document(draft, target, want, answers), indent=2))
     else:
         _show(draft, target, want, answers)
     return 0 if want.boundaries is not None else 1
+
+
+def _of_tree(draft: Draft, target: Target, want: pairs.Wanted, tree: Path) -> dict[str, Answer]:
+    from sglang_eagle3_plugin.survey import archive, facts
+
+    with archive.open_any(tree) as opened:
+        found = facts.of_archive(opened)
+    name = target.architecture or ""
+    got = found.captured(name, draft.ids_seen_by_sglang, target.num_layers)
+    place = pairs.Place(found.classes.get(name), found.facts, got, support.made_for(found.name))
+    return {f"{found.name} ({tree.name}, executed)": pairs.judge(draft, target, want, place)}
 
 
 def load_pair(draft_path: str, target_path: str) -> tuple[Draft, Target]:

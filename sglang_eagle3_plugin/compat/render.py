@@ -57,6 +57,7 @@ def page() -> str:
         "levels": LEVELS,
         "notes": NOTES,
         "releases": names,
+        "activation": ["entry point" if releases.release_facts(n).entry_point else ".pth file" for n in names],
         "rules": _rules(),
         "why": list(reasons),
         "classes": classes,

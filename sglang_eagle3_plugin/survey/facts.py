@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_eagle3_plugin.releases import DEAD, RULES, UNKNOWN, ClassFacts, ReleaseFacts
+from sglang_eagle3_plugin.releases import DEAD, RULES, UNKNOWN, Captured, ClassFacts, ReleaseFacts, captured_by
 from sglang_eagle3_plugin.survey.archive import Archive
 from sglang_eagle3_plugin.survey.classes import Class, Classes
 from sglang_eagle3_plugin.survey.execute import Outcome, run_setter
@@ -51,6 +51,22 @@ class Release:
     def run(self, class_name: str, calls: Sequence[Sequence[int] | None], num_layers: int) -> Outcome:
         """Execute a class's own setter; see :func:`run_setter`."""
         return run_setter(self.tree, self.entries[class_name], calls, num_layers)
+
+    def captured(self, class_name: str, ids: Sequence[int] | None, num_layers: int) -> Captured | None:
+        """What this release captures, by executing its setter: :func:`releases.captured` without any table.
+
+        Returns:
+            None where it has no such class, or the class no setter, or the setter fails on the stand-ins.
+        """
+        facts = self.classes.get(class_name)
+        if facts is None or (facts.rule == UNKNOWN and self.run(class_name, [ids], num_layers).listed is None):
+            return None
+
+        def execute(given: Sequence[int] | None, layers: int) -> tuple[int, ...]:
+            return self.run(class_name, [given], layers).listed or ()
+
+        source = f"SGLang {self.name}: {facts.setter}.set_eagle3_layers_to_capture, executed"
+        return captured_by(facts, self.facts, ids, num_layers, source, apply=execute)
 
 
 def summaries_of(archive: Archive, summarize_file: Callable[[str, str], ModuleSummary] | None = None) -> dict[str, ModuleSummary]:

@@ -57,6 +57,16 @@ def test_captured_is_what_the_releases_own_setter_does(found):
                 assert set(got.will_emit) <= set(alone.listed), where
 
 
+def test_a_tree_without_any_table_is_told_the_same_by_executing_it(found):
+    for name in found.classes:
+        for layers, ids in IDS[:6]:
+            told, executed = releases.captured(found.name, name, ids, layers), found.captured(name, ids, layers)
+            assert (told is None) is (executed is None), name
+            if told is not None:
+                assert (told.eager, told.graph, told.will_emit) == (executed.eager, executed.graph, executed.will_emit)
+                assert executed.source.endswith("executed")
+
+
 def test_the_committed_facts_are_what_the_wheel_says(found):
     assert releases.release_facts(found.name) == found.facts
     assert {name: releases.class_facts(found.name, name) for name in found.classes} == found.classes

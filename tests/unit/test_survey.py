@@ -327,6 +327,13 @@ def test_a_tree_is_probed_without_being_imported(tmp_path):
     assert any("out.py" in line for line in row["facts"]["problems"])
 
 
+def test_a_rule_that_no_release_follows_is_still_executed(tmp_path):
+    found = surveyed(wheel(tmp_path, {"sglang/srt/models/a.py": model("AForCausalLM", "[v + 2 for v in layer_ids]")}))
+    assert found.classes["AForCausalLM"].rule == UNKNOWN
+    got = found.captured("AForCausalLM", (2, 30, 58), 61)
+    assert (got.eager, got.graph, got.will_emit) == ((4, 32, 60),) * 3
+
+
 def test_what_is_no_sglang_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "x.txt"):
         path.touch() if path.suffix else None

@@ -97,6 +97,20 @@ def _permuted(tensors: dict[str, Any]) -> dict[str, Any]:
     return tensors | {"fc.weight": np.concatenate([second, first, third], axis=1)}
 
 
+def _turned(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Keep the draft's stream in the reverse order of channels: the same draft behind its fc, a foreign one where fc is skipped."""
+    turned = dict(tensors)
+    hidden = tensors["fc.weight"].shape[0]
+    for name in ("fc", "midlayer.self_attn.o_proj", "midlayer.mlp.down_proj"):
+        turned[f"{name}.weight"] = tensors[f"{name}.weight"][::-1]
+    for name in ("lm_head", "midlayer.mlp.gate_proj", "midlayer.mlp.up_proj"):
+        turned[f"{name}.weight"] = tensors[f"{name}.weight"][:, ::-1]
+    for name in ("q", "k", "v"):
+        weight = tensors[f"midlayer.self_attn.{name}_proj.weight"]
+        turned[f"midlayer.self_attn.{name}_proj.weight"] = np.concatenate([weight[:, :hidden], weight[:, hidden:][:, ::-1]], axis=1)
+    return turned
+
+
 def _reduced(draft: Path) -> None:
     """Leave out of the draft vocabulary ids that the target never says, and tie the head as an AngelSlim template did."""
     kept = [*range(256), *range(276, models.VOCABULARY)]
@@ -124,11 +138,11 @@ CONVENTION = {"eagle_aux_hidden_state_layer_convention": "boundary"}
 BOUNDARY_IDS = configured(eagle_config={"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5], **CONVENTION})
 
 FAULTS = (
-    Fault("ERR_FLAG_EAGLE_FOR_EAGLE3", algorithm="EAGLE"),
+    Fault("ERR_LAYER_CONVENTION", spoil=BOUNDARY_IDS),
+    Fault("ERR_FLAG_EAGLE_FOR_EAGLE3", spoil=stored(_turned), algorithm="EAGLE"),
     Fault("ERR_WRAPPER_NO_HOOKS", "0.5.9", "kimi-k25", mended_by_plugin=True),
     Fault("ERR_LM_HEAD_UNINIT", spoil=stored(_without("lm_head.weight"))),
-    Fault("ERR_DRAFT_DEPTH", spoil=configured(num_hidden_layers=8)),
-    Fault("ERR_LAYER_CONVENTION", spoil=BOUNDARY_IDS),
+    Fault("ERR_DRAFT_DEPTH", "0.5.9", spoil=configured(num_hidden_layers=8)),
     Fault("ERR_ARCH_NOT_EAGLE3", "0.5.9", spoil=configured(architectures=["LlamaForCausalLM"])),
     Fault("ERR_CONFIG_IDS_IGNORED", boundaries=(3, 5, 6), ids=(2, 4, 5), spoil=_speculators),
     Fault("ERR_LAYER_ID_RANGE", ids=(-1, 2, 30)),

@@ -85,7 +85,7 @@ def check_depth(d: Deployment) -> Iterator[Finding]:
     consequence = (
         "SGLang refuses it (EAGLE3 currently only supports 1 layer)."
         if one_only
-        else "SGLang builds that many layers and leaves those that are not in the file at random values, without a message."
+        else "SGLang builds that many layers and leaves those that are not in the file uninitialised, without a message."
     )
     if held and stated is None:
         yield Finding(

@@ -83,29 +83,43 @@ class Setter:
 
     def __call__(self, layer_ids: Sequence[int] | None = None) -> None:
         """Call the release's own setter with the ids that SGLang read from the draft, then correct what it captures."""
-        seen = self.draft.ids_seen_by_sglang
-        self.stock(None if seen is None else list(seen))
+        fault = self._call_stock()
         if not parallel.is_last_stage(self.runner):
             return  # SGLang's setters do nothing there either: what a stage before the last one captures is dropped
         try:
-            self._correct()
+            self._correct(fault)
         except (CaptureError, BoundaryError) as error:
             self._refuse(str(error))
         except Exception:
             logger.warning("sglang-eagle3-plugin: wiring failed; layer ids stay as SGLang reads them.", exc_info=True)
 
-    def _correct(self) -> None:
+    def _call_stock(self) -> str:
+        """Let the release's own setter do its work; return what it failed with, or an empty string.
+
+        A setter that marks layers indexes past the last one when boundary L is asked for; without ids it always works.
+        """
+        seen = self.draft.ids_seen_by_sglang
+        try:
+            self.stock(None if seen is None else list(seen))
+        except Exception as error:
+            self.stock(None)
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _correct(self, fault: str) -> None:
         decision = drafts.decide_for(self.draft, self.num_layers, self.settings)
         stack = stack_of(self.runner.model, self.num_layers)
-        stock = stack.captured
+        stock = None if fault else stack.captured
         wanted = stock if decision.boundaries is None else decision.boundaries
+        if wanted is None:
+            raise CaptureError(f"{decision.evidence}, and this SGLang's own setter fails on these ids ({fault})")
         if stock != wanted or decision.boundaries is not None:
             stack.capture(wanted)
         parallel.check(self.runner, stack)
         self.wired = Wired(stack, decision.boundaries)
         self._say(decision, stock, stack.captured)
 
-    def _say(self, decision: Decision, stock: tuple[int, ...], captured: tuple[int, ...]) -> None:
+    def _say(self, decision: Decision, stock: tuple[int, ...] | None, captured: tuple[int, ...]) -> None:
         if self._said:
             return
         self._said = True
@@ -119,7 +133,7 @@ class Setter:
                 "decided_by": decision.decided_by,
                 "evidence": decision.evidence,
                 "wanted": None if decision.boundaries is None else list(decision.boundaries),
-                "stock": list(stock),
+                "stock": None if stock is None else list(stock),
                 "captured": list(captured),
                 "corrected": corrected,
             },
@@ -140,7 +154,11 @@ class Setter:
             decision.evidence,
             list(decision.boundaries),
             list(captured),
-            f"corrected from {list(stock)}" if corrected else "as SGLang had it",
+            "SGLang's own setter fails on these ids"
+            if stock is None
+            else f"corrected from {list(stock)}"
+            if corrected
+            else "as SGLang had it",
         )
 
     def _refuse(self, why: str) -> None:

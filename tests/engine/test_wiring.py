@@ -99,7 +99,8 @@ def test_stock_miswires_one_of_the_two(runs, tiny, release):
     assert result.ok, result.error
     assert result.boundaries == stock_captures(release)
     assert result.tokens == GREEDY, "a miswired draft costs acceptance, never a token"
-    assert result.spec_accept_length == 1.0
+    # Acceptance length 1.0 after the first token, which prefill gives: each verification adds its one token and no draft's.
+    assert [meta["spec_verify_ct"] for meta in result.meta_info] == [7, 7]
 
 
 @pytest.mark.parametrize(("family", "boundaries", "release"), EDGE_CASES)

@@ -1,0 +1,114 @@
+"""Wiring on a CUDA device, CUDA graphs on: what the graphs replay is what the draft was trained on.
+
+Runs where SGLang is installed beside this plugin: ``pytest -m gpu tests/gpu``. The labelled draft of the rig answers right only
+when each of its slots carries the boundary it was made for, so acceptance num_steps + 1 proves the wiring of every replayed pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sglang_eagle3_plugin.rig import engine, models
+
+pytestmark = pytest.mark.gpu
+
+STEPS = 3
+NEW_TOKENS = 33
+ARGUMENTS = {
+    "device": "cuda",
+    "dtype": "float32",
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "skip_tokenizer_init": True,
+    "enable_multimodal": False,
+    "disable_radix_cache": True,
+    "mem_fraction_static": 0.9,
+    "max_total_tokens": 8192,
+    "max_running_requests": 8,
+    "context_length": 2048,
+    "log_level": "info",
+    "speculative_algorithm": "EAGLE3",
+    "speculative_num_steps": STEPS,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": STEPS + 1,
+}
+STOCK = {"EAGLE3_DISABLE_PATCHES": "boundary-wiring"}
+IDS = (2, 4, 5)
+
+# name -> family, boundaries the draft was made for, ids and convention in its config, further environment
+CASES = {
+    "output convention": ("kimi-k25", (3, 5, 6), IDS, "output", {}),
+    "output convention, stock": ("kimi-k25", (3, 5, 6), IDS, "output", STOCK),
+    "boundary convention": ("kimi-k25", (2, 4, 5), IDS, "boundary", {}),
+    "boundary convention, llama": ("llama", (2, 4, 5), IDS, "boundary", {}),
+    "boundary convention, llama, stock": ("llama", (2, 4, 5), IDS, "boundary", STOCK),
+    "both edges, kimi": ("kimi-k25", (0, 4, 8), None, "output", {}),
+    "both edges, llama": ("llama", (0, 4, 8), None, "output", {}),
+    "both edges, qwen3 moe": ("qwen3-moe", (0, 4, 8), None, "output", {}),
+    "five slots": ("llama", (1, 2, 4, 6, 7), None, "output", {}),
+}
+
+
+def run(root: Path, name: str) -> dict:
+    family, boundaries, ids, convention, extra = CASES[name]
+    place = Path(tempfile.mkdtemp(dir=root))
+    target = models.target(place / "target", family)
+    draft = models.draft(place / "draft", target, boundaries, ids=ids, convention=convention)
+    (place / "records").mkdir(mode=0o700)
+    request = {
+        "engine": ARGUMENTS | {"model_path": str(target.path), "speculative_draft_model_path": str(draft)},
+        "prompts": engine.PROMPTS,
+        "sampling_params": {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True},
+        "return_hidden_states": False,
+        "records": str(place / "records"),
+    }
+    (place / "request.json").write_text(json.dumps(request))
+    with (place / "log.txt").open("w") as log:
+        subprocess.run(
+            [sys.executable, str(engine.WORKER), str(place / "request.json"), str(place / "result.json")],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"EAGLE3_RUNTIME_DIR": str(place / "records")} | extra,
+            start_new_session=True,
+            timeout=500,
+            check=False,
+        )
+    text = (place / "log.txt").read_text(errors="replace")
+    result = place / "result.json"
+    return {"log": text, **(json.loads(result.read_text()) if result.exists() else {"outputs": [], "records": []})}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Every case, four engines at a time, the first alone: it fills the kernels' caches."""
+    root = tmp_path_factory.mktemp("gpu")
+    first, *rest = CASES
+    made = {first: run(root, first)}
+    with ThreadPoolExecutor(4) as pool:
+        made |= dict(zip(rest, pool.map(lambda name: run(root, name), rest), strict=True))
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wiring_under_cuda_graphs(results, name):
+    result = results[name]
+    assert result["outputs"], result["log"][-3000:]
+    assert "apture cuda graph end" in result["log"] or "apture draft cuda graph end" in result["log"]
+    for prompt, output in zip(engine.PROMPTS, result["outputs"], strict=True):
+        assert output["output_ids"] == list(models.continuation(prompt, NEW_TOKENS))
+        verified = output["meta_info"]["spec_verify_ct"]
+        if "stock" in name:
+            assert verified == NEW_TOKENS - 1, "miswired: no draft token is accepted"
+        else:
+            assert verified == -(-(NEW_TOKENS - 1) // (STEPS + 1)), "wired right: every draft token is accepted"
+            (wiring,) = [record["wiring"] for record in result["records"] if "wiring" in record]
+            assert wiring["captured"] == list(CASES[name][1])

@@ -116,7 +116,17 @@ def test_a_draft_that_cannot_be(tmp_path: Path) -> None:
         models.draft(tmp_path, TARGET, (2, 9))
     with pytest.raises(ValueError, match="two or more"):
         models.draft(tmp_path, TARGET, (2,))
-    with pytest.raises(ValueError, match="labelled, random"):
+    with pytest.raises(ValueError, match="labelled, unsure, random"):
         models.draft(tmp_path, TARGET, kind="good")
     with pytest.raises(ValueError, match="sideways"):
         models.draft(tmp_path, TARGET, convention="sideways")
+
+
+def test_an_unsure_draft_prefers_another_token_after_every_even_digit(tmp_path: Path) -> None:
+    head = load_file(str(models.draft(tmp_path, TARGET, kind="unsure") / "model.safetensors"))["lm_head.weight"]
+    for before, last in [(0x10, 0x32), (0xA4, 0x2E), (0x10, 0x33), (0xA4, 0x2F)]:
+        state = np.zeros(256, np.float32)
+        state[models.B + last % 16] = state[models.PREVIOUS_A + before // 16] = 1
+        best = np.argsort(-(head @ state), kind="stable")[:2].tolist()
+        right = models.next_token(before, last)
+        assert best.index(right) == (1 if last % 2 == 0 else 0)

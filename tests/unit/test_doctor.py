@@ -299,3 +299,16 @@ def test_no_class_of_any_release_breaks_a_good_draft() -> None:
         for release in RELEASES:
             target = Model(target_config(architectures=[name], num_hidden_layers=48))
             examine(Deployment(target, Model(draft_config([1, 23, 44])), parse(["--tp", "2"]), release))
+
+
+def test_a_missing_shard_a_swapped_pair_and_notes(tmp_path: Path) -> None:
+    target, draft = good_pair(tmp_path)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model-00002.safetensors"}}))
+    assert "ERR_SHARD_MISSING" in judged(target, draft)
+    (target / "model.safetensors.index.json").unlink()
+    assert "ERR_TARGET_IS_DRAFT" in judged(draft, target)
+    write_config(target, target_config(rope_scaling={"mrope_section": [1, 2, 3]}))
+    chain = "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 24".split()
+    code, said = run("--target", str(target), "--draft", str(draft), "--release", "0.5.23", "--", *chain)
+    assert code == 0
+    assert {"INFO_MROPE", "INFO_DRAFT_TOKENS_ADJUSTED"} <= {f["id"] for f in said["findings"]}

@@ -308,7 +308,7 @@ def test_a_missing_shard_a_swapped_pair_and_notes(tmp_path: Path) -> None:
     (target / "model.safetensors.index.json").unlink()
     assert "ERR_TARGET_IS_DRAFT" in judged(draft, target)
     write_config(target, target_config(rope_scaling={"mrope_section": [1, 2, 3]}))
-    chain = "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 24".split()
+    chain = ["--speculative-num-steps", "4", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "24"]
     code, said = run("--target", str(target), "--draft", str(draft), "--release", "0.5.23", "--", *chain)
     assert code == 0
     assert {"INFO_MROPE", "INFO_DRAFT_TOKENS_ADJUSTED"} <= {f["id"] for f in said["findings"]}

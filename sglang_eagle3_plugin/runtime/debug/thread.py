@@ -160,7 +160,8 @@ class DebugThread(threading.Thread):
         idle = now - debug.last_pass
         if idle > _IDLE_S and not tap.capturing():
             debug.collect(unfinished=idle > _UNFINISHED_S)
-        if debug.arrived and now - self._labels_read > _LABELS_S:
+        # From 0.5.16 a target is wired after its runner has been built: labels that are not there yet are looked for again sooner.
+        if debug.arrived and now - self._labels_read > (_LABELS_S if debug.labels.captured else _CONTROL_S / 2):
             debug.labels = labels_of(self._runner, self._settings)
             self._labels_read = now
         self._write(debug)
@@ -212,6 +213,6 @@ class DebugThread(threading.Thread):
 
 
 def _tensor_parallel() -> tuple[int, int]:
-    from sglang.srt.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+    from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     return get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()

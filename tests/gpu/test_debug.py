@@ -1,0 +1,188 @@
+"""EAGLE3_DEBUG on a CUDA device with CUDA graphs on: what it says of graphs equals what it says eagerly, and what it costs.
+
+``python tests/gpu/test_debug.py`` where SGLang and this plugin are installed; prints one JSON line. Also a pytest test.
+Graphs and eager are two engines over one labelled model; the cost is measured in the engine with graphs, debug switched on and off
+by its live switch between paired blocks of the same requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+try:
+    import pytest
+
+    pytestmark = pytest.mark.gpu
+except ModuleNotFoundError:  # the machine with the device may have no pytest
+    pass
+
+from sglang_eagle3_plugin.rig import models
+
+BOUNDARIES = (3, 5, 6)
+BLOCKS = 8
+PROMPTS = [[17, 34, 51, 68, 85], *([200 - i, 3 + i, 77] for i in range(7))]
+CLOSE = 2e-3
+"""Relative, of norms: float32 kernels of a graph and of an eager pass may sum in another order, and matmuls may use TF32."""
+
+
+def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
+    return {
+        "model_path": str(target),
+        "speculative_draft_model_path": str(draft),
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 4,
+        "device": "cuda",
+        "dtype": "float32",
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "skip_tokenizer_init": True,
+        "enable_multimodal": False,
+        "disable_radix_cache": True,
+        "mem_fraction_static": 0.3,
+        "max_total_tokens": 16384,
+        "max_running_requests": 8,
+        "context_length": 2048,
+        "disable_cuda_graph": not graphs,
+        "log_level": "warning",
+    }
+
+
+def serve(request_path: str) -> None:
+    """In a process of its own: one engine; the lines of a fixed set of requests; with graphs also the paired cost."""
+    import sglang
+
+    from sglang_eagle3_plugin.server import debug
+
+    request = json.loads(Path(request_path).read_text())
+    engine = sglang.Engine(**request["engine"])
+
+    def generate(prompts: list, tokens: int) -> list:
+        sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        return [output["output_ids"] for output in outputs]
+
+    def timed(tokens: int) -> float:
+        began = time.perf_counter()
+        generate(PROMPTS[:1], tokens)
+        return tokens / (time.perf_counter() - began)
+
+    def switch(spec: str | None, file: str | None = None) -> None:
+        states = debug.switch(os.getpid(), on=spec is not None, spec=spec or "1", file=file)
+        assert states, states
+        assert not [state.problem for state in states if state.problem], states
+
+    lines = request["lines"]
+    generate(PROMPTS[:1], 16)
+    switch("steps=1000,rate=0,ids=1", lines)
+    tokens = [generate(PROMPTS[:1], 16), generate(PROMPTS, 16)]
+    time.sleep(6)  # the steps of requests that ended with a verify are sent when the engine has been idle
+    switch(None)
+    result = {"tokens": tokens, "plain": [timed(512) for _ in range(BLOCKS)]}
+    for name, spec in (("every step", "every=1,rate=0"), ("every step, default rate", "every=1"), ("default", "1")):
+        ratios = []
+        for block in range(BLOCKS if request["cost"] else 0):
+            found = {}
+            for state in ("on", "off") if block % 2 else ("off", "on"):
+                switch(spec if state == "on" else None)
+                found[state] = timed(512)
+            ratios.append(found["on"] / found["off"])
+        if ratios:
+            result[name] = {"ratio": round(statistics.median(ratios), 4), "all": [round(ratio, 4) for ratio in ratios]}
+    Path(request["result"]).write_text(json.dumps(result))
+    engine.shutdown()
+    os._exit(0)
+
+
+def run(root: Path, graphs: bool) -> tuple[dict, list[dict]]:
+    place = root / ("graphs" if graphs else "eager")
+    (place / "records").mkdir(parents=True, mode=0o700)
+    target = models.target(place / "target", "llama")
+    draft = models.draft(place / "draft", target, BOUNDARIES, convention="output")
+    request = {
+        "engine": engine_arguments(target.path, draft, graphs),
+        "lines": str(place / "lines.jsonl"),
+        "result": str(place / "result.json"),
+        "cost": graphs,
+    }
+    (place / "request.json").write_text(json.dumps(request))
+    environment = os.environ | {"EAGLE3_RUNTIME_DIR": str(place / "records")}
+    with (place / "log.txt").open("w") as log:
+        argv = [sys.executable, __file__, "serve", str(place / "request.json")]
+        subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=500)
+    if not (place / "result.json").exists():
+        raise RuntimeError((place / "log.txt").read_text(errors="replace")[-4000:])
+    lines = [json.loads(line) for line in (place / "lines.jsonl").read_text().splitlines()]
+    return json.loads((place / "result.json").read_text()), lines
+
+
+def check(root: Path) -> dict:
+    """Everything; returns the figures.
+
+    Raises:
+        AssertionError: something isn't as it must be.
+    """
+    graphs, with_graphs = run(root, graphs=True)
+    eager, without = run(root, graphs=False)
+    assert graphs["tokens"] == eager["tokens"]
+    for said in with_graphs + without:
+        assert said["verdicts"] == [], said
+    replayed = {said["pass"] for said in with_graphs if said["graph"]}
+    assert replayed >= {"target verify", "draft extend", "draft decode"}, replayed
+    assert not any(said["graph"] for said in without)
+    compared = compare(with_graphs, without)
+    assert compared.keys() >= {"target prefill", "target verify", "draft extend"}, compared
+    plain, slow = statistics.median(graphs["plain"]), statistics.median(eager["plain"])
+    figures = {
+        "compared": compared,
+        "tok_s_graphs": round(plain, 1),
+        "tok_s_disable_cuda_graph": round(slow, 1),
+        "factor": round(plain / slow, 2),
+        **{name: graphs[name] for name in graphs if name not in ("tokens", "plain")},
+    }
+    print(json.dumps(figures), flush=True)
+    assert figures["every step, default rate"]["ratio"] >= 0.97, figures
+    return figures
+
+
+def compare(with_graphs: list[dict], without: list[dict]) -> dict[str, int]:
+    """Match passes by what they were run over (pass and token ids) and hold their slots to each other; passes compared, by name."""
+    # Request ids differ between engines; the token ids of a pass say which it is. A draft's decode has none of its own in a graph.
+    eager: dict[tuple, list[dict]] = {}
+    for said in without:
+        eager.setdefault((said["pass"], tuple(said.get("ids", ()))), []).append(said)
+    compared: dict[str, int] = {}
+    for said in with_graphs:
+        found = eager.get((said["pass"], tuple(said.get("ids", ())))) if said.get("ids") else None
+        if not found:
+            continue
+        other = found[0]
+        for slot, twin in zip(said["slots"], other["slots"], strict=True):
+            assert slot["boundary"] == twin["boundary"]
+            for name in ("norm", "norm_min", "norm_max"):
+                assert abs(slot[name] - twin[name]) <= CLOSE * abs(twin[name]), (said["pass"], name, slot, twin)
+            for one, two in zip(slot["first"], twin["first"], strict=True):
+                assert abs(one - two) <= CLOSE * twin["norm"], (said["pass"], slot, twin)
+        compared[said["pass"]] = compared.get(said["pass"], 0) + 1
+    return compared
+
+
+def test_graphs_say_what_eager_says_and_debug_costs_little(tmp_path):
+    check(tmp_path)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2])
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            check(Path(scratch))

@@ -26,7 +26,7 @@ class Acceptance:
     accepted: int = 0
     """Draft tokens accepted, the target's own tokens not counted."""
     histogram: tuple[int, ...] = ()
-    """Entry j: steps that accepted j drafts. Empty where the release does not report it (before 0.5.9, in part)."""
+    """Entry j: steps that accepted j drafts. Empty where the release does not report it (before 0.5.9)."""
 
     @property
     def length(self) -> float:

@@ -116,7 +116,7 @@ class ServerInfo:
 
 
 def server_info(http: httpx.Client) -> ServerInfo:
-    """Ask ``/server_info`` (0.5.9 and later), or ``/get_server_info``.
+    """Ask ``/server_info`` (0.5.6 and later), or ``/get_server_info``.
 
     Raises:
         UserError: there is no such server, or it wants a key.

@@ -55,7 +55,7 @@ def random_ids(count: int, length: int, seed: int) -> list[dict[str, Any]]:
 def for_server(http: httpx.Client, prompts: list[dict[str, Any]]) -> tuple[list[Prompt], bool]:
     """Turn messages into what ``/generate`` takes, with the model's own chat template where the server can apply it.
 
-    ``/tokenize`` takes messages in newer releases (0.5.13 does, 0.5.9 does not). Elsewhere the message goes in as plain text, which
+    ``/tokenize`` takes messages from 0.5.12 on. Elsewhere the message goes in as plain text, which
     a chat model accepts worse than a conversation: a draft that was trained on conversations then looks worse than it is.
 
     Returns:

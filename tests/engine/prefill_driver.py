@@ -45,9 +45,6 @@ def main(path: str) -> None:
     bench.suppress_other_loggers = lambda: None
     if hasattr(bench, "bootstrap"):
         bench.bootstrap._bind_threads_if_cpu = lambda *args, **kwargs: None
-    import sglang.srt.utils.common as common
-
-    common.get_device = lambda *args, **kwargs: "cpu"
     for one in json.loads(Path(path).read_text()):
         os.environ["EAGLE3_RIG_LABEL"] = one["label"]
         last.clear()
@@ -91,7 +88,7 @@ def prefill(bench, one, last):
         "constants": [round(float(x), 4) for x in slots[0, :, 0]],
     }
     if one.get("compare"):
-        use_the_tap(getattr(runner, "model_runner", None) or getattr(runner, "_runner", None) or runner, one["boundaries"])
+        use_the_tap(getattr(runner, "torch_runner", runner), one["boundaries"])
         extend()
         found["equal"] = bool(torch.equal(states, last["states"]))
     return found

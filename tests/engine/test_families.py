@@ -1,16 +1,19 @@
 """Show 2 and 3 of "every wrapper, then every decoder": classes that SGLang never wired, in the release's own ModelRunner.
 
 A few families are built and run here; what came of all of them, in five releases, is recorded in tests/data/families.json
-(`python -m tests.engine.prefill RELEASE` makes it anew, some minutes a release).
+(`python -m tests.engine.prefill RELEASE` makes it anew, some minutes a release). Whole engines with EAGLE-3 on are recorded in
+tests/data/family_runs.json; one runs here, others with `SGLANG_EAGLE3_TEST_FAMILIES=gemma2,kimi-vl`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from sglang_eagle3_plugin.rig import families
+from tests.engine import acceptance
 from tests.engine.prefill import BOUNDARIES, COMPARED, PROMPT_END, RECORDED, prefill
 
 LIVE = ("kimi-vl", "qwen3-omni", "cohere", "gemma2", "phi", "llama")
@@ -62,3 +65,32 @@ def test_the_record_holds_eight_wrappers_and_six_decoders_that_stock_cannot_serv
     wrappers = {name for name in served if any(key.endswith("_config") for key in families.family(name).config)}
     assert len(wrappers) >= 8, sorted(wrappers)
     assert len(served - wrappers) >= 6, sorted(served - wrappers)
+
+
+ENGINE_FAMILIES = os.environ.get("SGLANG_EAGLE3_TEST_FAMILIES", "phi").split(",")
+PROMPTS = 2
+
+
+def serves(row: dict) -> None:
+    """Tokens are those of plain decoding, by the rule; all drafts are accepted, none with the boundaries shifted by one."""
+    assert "error" not in row, row
+    assert row["tokens_as_due"] is True
+    assert row["right"] == PROMPTS * acceptance.FEWEST, "every draft token is accepted: num_steps + 1 a verification"
+    assert row["shifted"] == PROMPTS * acceptance.MOST, "no draft token is accepted: one a verification"
+    assert [list(b) for b in row["boundaries"]] == [[b - 1 for b in BOUNDARIES], list(BOUNDARIES)]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ENGINE_FAMILIES)
+def test_eagle3_serves_a_family(env059, runs, tmp_path, name):
+    serves(acceptance.facts(name, runs(env059.release, acceptance.spec(tmp_path, name))))
+
+
+RUNS = json.loads(acceptance.RECORDED.read_text(encoding="utf-8"))["runs"]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=[f"{run['release']}-{run['family']}" for run in RUNS])
+def test_recorded_engines_serve(run):
+    assert run["date"]
+    assert run["command"]
+    serves(run)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +40,10 @@ def install(module: ModuleType) -> None:
         return result
 
     module.ModelRunner.load_model = labelled
+    # Vision towers ask for the accelerator by name, and there is none. Model files import this function when they are imported.
+    for name in ("sglang.srt.utils.common", "sglang.srt.utils"):
+        if hasattr(sys.modules.get(name), "get_device"):
+            sys.modules[name].get_device = lambda *args, **kwargs: "cpu"  # type: ignore[attr-defined]
     _rewire_when_asked(module.ModelRunner)
 
 
@@ -90,6 +95,10 @@ def label_target(model: Any, plan: dict[str, Any]) -> None:
     _write_embedding(embedding, plan)
     if head is not None and head.data_ptr() != embedding.data_ptr():
         _write_head(head, plan)
+    for module in model.modules():
+        # MLA's absorbed weights are made of the loaded ones, which dummy loading leaves out.
+        if callable(getattr(type(module), "post_load_weights", None)):
+            module.post_load_weights()
     for i, layer in enumerate(layers):
         layer.register_forward_hook(functools.partial(_mark, channel=plan["labels"] + i, value=plan["value"]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,29 @@ def _clean(error: str) -> str:
 
 def load(directory: Path | None = None) -> dict[str, dict[str, dict[str, Any]]]:
     """The records: release -> class -> ``{date, command, plugin_version, wanted, stock, plugin}``."""
+    runs: dict[str, dict[str, dict[str, Any]]] = _read(directory)["runs"]
+    return runs
+
+
+def could_not(directory: Path | None = None) -> dict[str, str]:
+    """The releases that could not be run, with or without the plugin, and why: nothing is known of them."""
+    reasons: dict[str, str] = _read(directory)["could_not"]
+    return reasons
+
+
+def _read(directory: Path | None) -> dict[str, Any]:
     path = (directory or releases.data_directory()) / "ran.json"
     if not path.is_file():
-        return {}
-    runs: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    return runs
+        return {"runs": {}, "could_not": {}}
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {"runs": {}, "could_not": {}, **document}
+
+
+def failure_of_the_rig(ways: dict[str, Any]) -> str:
+    """The error in which a run ended with the plugin and without it alike; empty where that is a missing hook, which is our business."""
+    stock, plugin = ways["stock"], ways["plugin"]
+    same = not stock["ok"] and not plugin["ok"] and stock["error"] == plugin["error"]
+    return str(stock["error"]) if same and "set_eagle3_layers_to_capture" not in stock["error"] else ""
 
 
 def record(directory: Path, release: str, found: dict[str, dict[str, Any]], only: str = "") -> None:
@@ -115,7 +133,8 @@ def record(directory: Path, release: str, found: dict[str, dict[str, Any]], only
 
 
 def _record(directory: Path, release: str, found: dict[str, dict[str, Any]], only: str) -> None:
-    runs = load(directory)
+    document = _read(directory)
+    runs, reasons = document["runs"], document["could_not"]
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     about = {
         "date": today,
@@ -123,9 +142,27 @@ def _record(directory: Path, release: str, found: dict[str, dict[str, Any]], onl
         "plugin_version": __version__,
         "wanted": list(BOUNDARIES),
     }
-    runs[release] = {**runs.get(release, {}), **{name: {**about, **ways} for name, ways in found.items()}}
-    blocks = []
-    for name in sorted(runs, key=lambda n: releases.order(n) or ()):
+    failures = {name: why for name, ways in found.items() if (why := failure_of_the_rig(ways))}
+    good = {name: {**about, **ways} for name, ways in found.items() if name not in failures}
+    if good:
+        runs[release] = {**runs.get(release, {}), **good}
+        reasons.pop(release, None)
+    elif failures:
+        reasons[release] = f"{today}: {next(iter(failures.values()))}"
+    _write(directory, runs, reasons)
+
+
+def _write(directory: Path, runs: dict[str, dict[str, dict[str, Any]]], reasons: dict[str, str]) -> None:
+    """A line for each class of a release, in the order of releases."""
+
+    def by_release(names: Iterable[str]) -> list[str]:
+        return sorted(names, key=lambda name: releases.order(name) or ())
+
+    def block(name: str) -> str:
         lines = [f"   {json.dumps(c)}: {json.dumps(entry, ensure_ascii=False)}" for c, entry in sorted(runs[name].items())]
-        blocks.append(f"  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }")
-    write(directory / "ran.json", '{\n "runs": {\n' + ",\n".join(blocks) + "\n }\n}\n")
+        return f"  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }"
+
+    lost = [f"  {json.dumps(name)}: {json.dumps(reasons[name], ensure_ascii=False)}" for name in by_release(reasons)]
+    sections = (("runs", [block(name) for name in by_release(runs)]), ("could_not", lost))
+    parts = [f' "{title}": {{\n' + ",\n".join(body) + "\n }" for title, body in sections]
+    write(directory / "ran.json", "{\n" + ",\n".join(parts) + "\n}\n")

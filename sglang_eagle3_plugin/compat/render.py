@@ -103,6 +103,7 @@ def markdown() -> str:
         "| release | class | stock | with the plugin | date | command |",
         "|---|---|---|---|---|---|",
         *_run_rows(runs),
+        *(f"\nCould not be run: {name} ({why})." for name, why in ran.could_not().items()),
         "",
         "## Classes",
         "",

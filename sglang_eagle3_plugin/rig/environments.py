@@ -66,6 +66,11 @@ class Extra:
 EXTRAS = (
     Extra(SpecifierSet("<0.5.11", prereleases=True), "its Triton's interpreter fails with newer ones", constraint="numpy<2.3"),
     Extra(
+        SpecifierSet(">=0.5.11,<0.5.13", prereleases=True),
+        "it leaves kernels open, and its transformers does not import with newer ones; 0.5.13 pins it so itself",
+        constraint="kernels<0.15",
+    ),
+    Extra(
         SpecifierSet("==0.5.18", prereleases=True),
         "it pins a prerelease of cuda-tile that fails to build, and that nothing here imports",
         override="cuda-tile ; sys_platform == 'never'",

@@ -77,6 +77,7 @@ def test_a_run_outranks_what_was_read(plugin, stock, read_as, level):
 
 
 def test_records_are_added_and_replaced_without_losing_others(tmp_path):
+    assert ran.load(tmp_path) == {}
     one = {"stock": {"ok": False, "error": "x"}, "plugin": {"ok": False, "error": "y"}}
     ran.record(tmp_path, "0.5.10", {"A": one})
     ran.record(tmp_path, "0.5.9", {"A": one, "B": one})
@@ -87,6 +88,19 @@ def test_records_are_added_and_replaced_without_losing_others(tmp_path):
     assert runs["0.5.9"]["B"]["stock"]["error"] == "x"
     schema = json.loads((COMPAT / "schema" / "ran.json").read_text())
     jsonschema.validate(json.loads((tmp_path / "ran.json").read_text()), schema)
+
+
+def test_a_run_that_fails_with_and_without_the_plugin_alike_is_no_evidence(tmp_path):
+    same = {"stock": {"ok": False, "error": "ImportError: x"}, "plugin": {"ok": False, "error": "ImportError: x"}}
+    ran.record(tmp_path, "0.5.9", {"A": same})
+    assert ran.load(tmp_path) == {}
+    assert "ImportError: x" in ran.could_not(tmp_path)["0.5.9"]
+    schema = json.loads((COMPAT / "schema" / "ran.json").read_text())
+    jsonschema.validate(json.loads((tmp_path / "ran.json").read_text()), schema)
+    missing = "AttributeError: 'A' object has no attribute 'set_eagle3_layers_to_capture'"
+    ran.record(tmp_path, "0.5.9", {"A": {way: {"ok": False, "error": missing} for way in same}})
+    assert ran.could_not(tmp_path) == {}
+    assert list(ran.load(tmp_path)["0.5.9"]) == ["A"], "a plugin that supplies no hook has failed"
 
 
 def test_recorded_errors_name_no_path_of_a_machine():

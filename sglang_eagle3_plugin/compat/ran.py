@@ -118,7 +118,7 @@ def _read(directory: Path | None) -> dict[str, Any]:
 
 
 def failure_of_the_rig(ways: dict[str, Any]) -> str:
-    """The error in which a run ended with the plugin and without it alike; empty where that is a missing hook, which is our business."""
+    """The error in which a run ended with the plugin and without it alike; empty where it is a missing hook, our own business."""
     stock, plugin = ways["stock"], ways["plugin"]
     same = not stock["ok"] and not plugin["ok"] and stock["error"] == plugin["error"]
     return str(stock["error"]) if same and "set_eagle3_layers_to_capture" not in stock["error"] else ""

@@ -2,9 +2,11 @@
 
     python benchmarks/dump_server.py TARGET OUT.json [--disk DIR] [--memory DIR] [--prompts 192] [--length 2048]
 
-Runs on a machine with CUDA, SGLang and this plugin; each stage starts a server of its own. Stages: ``off``; ``memory`` (dump to a
-tmpfs); ``disk`` (dump with back-pressure); ``drop`` (to the disk, samples dropped when it lags); ``write`` (a plain sequential write of the same bytes to
-the same disk, fsynced); ``lists`` (SGLang's ``return_hidden_states`` over HTTP); ``save`` (a synchronous ``torch.save`` a forward).
+Runs on a machine with CUDA, SGLang and this plugin; each stage starts a server of its own:
+
+- ``off``; ``memory``: dump to a tmpfs; ``disk``: dump with back-pressure; ``drop``: to the disk, samples dropped when it lags;
+- ``write``: a plain sequential write of the same bytes to the same disk, fsynced;
+- ``lists``: SGLang's ``return_hidden_states`` over HTTP; ``save``: a synchronous ``torch.save`` a forward.
 """
 
 import argparse
@@ -84,13 +86,22 @@ def stage(target, prompts, port, environment, flags=(), extra=None, concurrency=
 
         with ThreadPoolExecutor(concurrency) as pool:
             list(pool.map(ask, [[(7 * t + 1) % 30000 for t in ids] for ids in prompts[:32]]))  # warm up, with other tokens
+            before = settled(Path(environment["EAGLE3_DUMP_DIR"]), 32) if "EAGLE3_DUMP_DIR" in environment else {}
             started = time.monotonic()
             list(pool.map(ask, prompts))
             seconds = time.monotonic() - started
-        directory = environment.get("EAGLE3_DUMP_DIR")
         facts = {"seconds": seconds, "tokens_s": sum(map(len, prompts)) / seconds, "samples_s": len(prompts) / seconds}
-        if directory:
-            facts |= settled(Path(directory), started, len(prompts) + 32)
+        if before:
+            after = settled(Path(environment["EAGLE3_DUMP_DIR"]), before["acknowledged"] + len(prompts))
+            elapsed = after["at"] - started
+            written = after["bytes"] - before["bytes"]
+            acknowledged = after["acknowledged"] - before["acknowledged"]
+            facts |= {
+                "acknowledged": acknowledged,
+                "acknowledged_after_s": elapsed,
+                "acknowledged_samples_s": acknowledged / elapsed,
+            }
+            facts |= {"written_bytes": written, "written_bytes_s": written / elapsed, "counts": after["counts"]}
         facts["said"] = [line for line in Path(log.name).read_text().splitlines() if "eagle3-plugin" in line][-5:]
         return facts
     finally:
@@ -100,8 +111,8 @@ def stage(target, prompts, port, environment, flags=(), extra=None, concurrency=
         time.sleep(2)
 
 
-def settled(directory, started, expected):
-    """Wait for the writer, then say what it wrote, how fast, and what it dropped."""
+def settled(directory, expected):
+    """Wait for the writer: what is acknowledged, and when the last of it was."""
     from sglang_eagle3_plugin.hidden_states.reader import Dump
 
     seen, since = -1, time.monotonic()
@@ -111,15 +122,10 @@ def settled(directory, started, expected):
             seen, since = now, time.monotonic()
         time.sleep(0.1)
     dump = Dump.open(directory)
-    written = sum(size for size, _ in dump.shards.values())
-    elapsed = since - started
     return {
         "acknowledged": len(dump.refs),
-        "expected": expected,
-        "written_bytes": written,
-        "acknowledged_after_s": elapsed,
-        "acknowledged_samples_s": len(dump.refs) / elapsed,
-        "written_bytes_s": written / elapsed,
+        "bytes": sum(size for size, _ in dump.shards.values()),
+        "at": since,
         "counts": dump.counts,
     }
 

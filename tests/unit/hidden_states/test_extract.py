@@ -114,6 +114,15 @@ def test_a_server_with_prefix_cache_is_refused(serve, tmp_path):
         extract.extract(serve(radix=True).url, rows([1]), tmp_path / "dump")
 
 
+def test_more_than_the_disk_holds_is_refused_before_it_is_asked_for(serve, tmp_path, monkeypatch):
+    server = serve()
+    extract.extract(server.url, rows([1, 2]), tmp_path / "dump")
+    monkeypatch.setattr(extract.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    with pytest.raises(UserError, match="GiB are needed for 1 sequences"):
+        extract.extract(server.url, rows([1, 2], [3, 4, 5]), tmp_path / "dump")
+    assert (3, 4, 5) not in server.asked
+
+
 def test_no_server_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="does not answer"):
         extract.extract("http://127.0.0.1:9", rows([1]), tmp_path)

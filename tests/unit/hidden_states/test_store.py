@@ -206,8 +206,9 @@ print("end", flush=True)
 
 
 def test_sigkill_loses_nothing_that_was_acknowledged_and_resume_completes_the_set(tmp_path):
-    """Killed again and again at random moments, then left to finish. 20 kills here; benchmarks/ repeats it 100 times."""
-    kill_until_complete(tmp_path / "d", kills=20, total=400, seed=1)
+    """Killed again and again at random moments, then left to finish; benchmarks/dump.md records 100 kills."""
+    kills = int(os.environ.get("DUMP_KILLS", "20"))
+    kill_until_complete(tmp_path / "d", kills=kills, total=20 * kills, seed=1)
 
 
 def kill_until_complete(directory, kills, total, seed):

@@ -138,7 +138,7 @@ def stream_of_forward(class_name: str, function: ast.FunctionDef | ast.AsyncFunc
             return Refusal(class_name, UNSERVABLE[name])
     if "hidden_states" not in names:
         return Refusal(class_name, f"its forward takes no hidden_states but ({', '.join(names[1:])})")
-    if "forward_batch" not in names:
+    if "forward_batch" not in names and arguments.kwarg is None:
         return Refusal(class_name, "its forward takes no forward_batch, so it is no decoder layer of SGLang's engine")
     text = ast.unparse(function)
     several = next((word for word in SEVERAL_STREAMS if word in text), None)

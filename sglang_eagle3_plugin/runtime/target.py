@@ -97,8 +97,9 @@ def _decoders(chain: tuple[Link, ...], seen: set[int], depth: int) -> Iterator[D
     seen.add(id(module))
     for name, child in module.named_children():
         layers = list(child.children()) if is_a(child, "ModuleList") else []
-        real = [layer for layer in layers if not is_a(layer, "PPMissingLayer")]
-        if real and all("forward_batch" in signature_of(layer) for layer in (real[0], real[-1])):
+        # Linear-attention layers of hybrid stacks take it among **kwargs, so one class that names it will do.
+        classes = {type(layer): layer for layer in layers if not is_a(layer, "PPMissingLayer")}
+        if any("forward_batch" in signature_of(layer) for layer in classes.values()):
             yield Decoder(chain, module, child)
         elif not is_a(child, "ModuleList"):
             yield from _decoders((*chain, Link(name, child)), seen, depth - 1)

@@ -107,7 +107,11 @@ def _decoder(model: Any, count: int) -> tuple[Any, Any]:
     """The stack and its list of ``count`` decoder layers: the ones whose forward takes a forward_batch."""
     for module in model.modules():
         for child in module.children():
-            if type(child).__name__ == "ModuleList" and len(child) == count and "forward_batch" in _parameters(child[0]):
+            if (
+                type(child).__name__ == "ModuleList"
+                and len(child) == count
+                and any("forward_batch" in _parameters(layer) for layer in child)
+            ):
                 return module, child
     raise RuntimeError(f"the rig found no list of {count} decoder layers in {type(model).__name__}")
 

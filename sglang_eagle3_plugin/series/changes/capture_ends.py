@@ -166,8 +166,8 @@ fail on 0, where there is no residual to add yet; those that take hidden_states 
 fused add- and-norm writes. Most drop L silently, because no layer has that number, or raise IndexError where layers carry
 marks; and marks are never cleared, so a second call captures the union. Copy at 0, capture at L before the final norm, and
 let the marks follow the list.""",
-    tested="""compiled in every release; the marks run on stand-in modules; boundaries 0 and L of a Llama and a DeepSeek target on
-the engine of 0.5.9 and 0.5.23.""",
+    tested="""compiled in every release; the setters and marks run on stand-in modules. The captures themselves were
+not run on an engine.""",
     upstream="none for these families; gpt_oss, gemma3 and gemma4 capture L already (https://github.com/sgl-project/sglang/pull/32334)",
     drop_when="the family captures 0 and L.",
     transform=_transform,

@@ -74,8 +74,7 @@ default layers 2, L//2, L-3; the ids of the draft config are set afterwards and 
 layers is fed two different wirings by one server. Set the configured layers once, before attention backend and graphs are built,
 and drop the calls without ids.""",
     tested="""read against upstream's own change of the same idea; in every patched release the one call left stands before
-attention backend and graphs are built; tokens and acceptance on the engine (CPU, without graphs) as with the plugin. Not run
-with CUDA graphs.""",
+attention backend and graphs are built. Not run with CUDA graphs.""",
     upstream="https://github.com/sgl-project/sglang/pull/22836 (in 0.5.11)",
     drop_when="the base is 0.5.11 or newer.",
     transform=_transform,

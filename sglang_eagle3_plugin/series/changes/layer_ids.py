@@ -267,7 +267,7 @@ TOP_LEVEL = Change(
 swallows every exception, so a top-level list (as speculators and vLLM write it) is dropped without a word and the default layers
 are captured. Parts of SGLang accept the top level already (the MLA draft's class, the width helper): read both, nested first, in
 one helper that every reader uses.""",
-    tested="the helper on both layouts, on neither, and with use_aux_hidden_state false; a draft with top-level ids on the engine.",
+    tested="""the helper run on both layouts, on neither, and with use_aux_hidden_state false; every reader compiled.""",
     upstream="none",
     drop_when="the runner reads a top-level list.",
     transform=_top_level,
@@ -293,7 +293,7 @@ GUARD = Change(
     why="""The pair starts and answers without any message: no layer is captured, the draft's fc is never called, and its lm_head
 is overwritten by the target's. Measured with a draft made for the target: acceptance length 1.09 where 2.00 is due. Refuse it when
 the draft's config is read, and say which flag is meant.""",
-    tested="the engine with both flags: refused with EAGLE, unchanged with EAGLE3; a draft of another kind is not touched.",
+    tested="""the check run on EAGLE-3 drafts under both flags and on drafts of other kinds; its call sites compiled.""",
     upstream="none",
     drop_when="SGLang refuses or corrects the flag itself.",
     transform=_guard,

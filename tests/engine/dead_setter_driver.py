@@ -6,8 +6,9 @@ Qwen3.5's wrappers inherit a setter that assigns a list, and their stack capture
 import json
 
 import sglang.srt.models.qwen3_5 as qwen3_5
-from sglang_eagle3_plugin.runtime.capture import LayerStack
 from torch import nn
+
+from sglang_eagle3_plugin.runtime.capture import LayerStack
 
 stack = object.__new__(qwen3_5.Qwen3_5ForCausalLM)
 nn.Module.__init__(stack)

@@ -1,6 +1,7 @@
 """Case W05: the setter that Qwen3.5's wrappers inherit from 0.5.12.post1 to 0.5.20 marks nothing; ours does.
 
-Seen on the stacks of 0.5.13 and 0.5.18 on 2026-11-29. Neither is a release of CI: run with SGLANG_EAGLE3_TEST_RELEASES=0.5.13,0.5.18.
+Seen on the stacks of 0.5.13 and 0.5.18 on 2026-11-29. Neither is a release of CI: `SGLANG_EAGLE3_TEST_RELEASES=0.5.13,0.5.18`
+runs it.
 """
 
 from __future__ import annotations

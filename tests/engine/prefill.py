@@ -73,8 +73,10 @@ def _run(environment: Environment, root: Path, requests: list[dict[str, Any]], p
     argv = [str(environment.python), str(DRIVER), str(root / "request.json")]
     done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=900)
     lines = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, done.stderr[-3000:]
-    return [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    # A process that dies takes the rest of its targets along.
+    died = {"error": f"the process died ({done.returncode}): {engine.last_error(done.stderr)}"[:400], "completion": []}
+    return [*rows, *({"name": one["name"], **died} for one in requests[len(rows) :])]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Beside the rig's own, in every process of an engine under test: a witness of what the draft's model is fed, and sabotage on demand.
+"""Beside the rig's own, in every process of an engine under test: a witness of what the draft is fed, and sabotage on demand.
 
-``EAGLE3_TEST_WITNESS`` names a file for JSON lines: norm, mean and first values of what reaches the draft *inside* its model, by numpy
-in float64. ``EAGLE3_TEST_SABOTAGE`` names a file whose word is obeyed before each pass: ``zero``, ``nan``, ``shift``, ``repeat``.
+``EAGLE3_TEST_WITNESS`` names a file for JSON lines: norm, mean and first values of what reaches the draft *inside* its model, by
+numpy in float64. ``EAGLE3_TEST_SABOTAGE`` names a file whose word is obeyed before each pass: zero, nan, shift, repeat.
 """
 
 import json

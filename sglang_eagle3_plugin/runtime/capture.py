@@ -2,8 +2,8 @@
 
 A target's layer stack captures in its forward loop, ``if i in self.layers_to_capture`` in most families, a mark on the layer
 (``_is_layer_to_capture``) in others. Both loops run over layers 0..L-1, and up to 0.5.22 capture ``hidden_states + residual``,
-which at layer 0 has no residual yet. So boundary 0 is taken at the first layer's input and boundary L at the final norm's input, where
-every family passes through, and both join the loop's captures in ascending order.
+which at layer 0 has no residual yet. So boundary 0 is taken at the first layer's input and boundary L at the final norm's input,
+where every family passes through, and both join the loop's captures in ascending order.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def listing(get: Callable[[str], str] | None = None) -> dict[str, Listed]:
     Raises:
         UserError: the index cannot be reached, or answers something else.
     """
-    index = next((os.environ[n] for n in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL") if os.environ.get(n)), "")
-    url = f"{(index or 'https://pypi.org/simple').rstrip('/')}/sglang/"
+    url = f"{_index().rstrip('/')}/sglang/"
     try:
         page = json.loads((get or _get)(url))
         files = [(f["filename"], f["hashes"].get("sha256", ""), bool(f.get("yanked"))) for f in page["files"]]
@@ -71,6 +70,23 @@ def listing(get: Callable[[str], str] | None = None) -> dict[str, Listed]:
         if version not in best or (rank, filename) < (best[version][0], best[version][1].filename):
             best[version] = (rank, Listed(filename, sha256))
     return {str(version): best[version][1] for version in sorted(best)}
+
+
+def _index() -> str:
+    """The package index that this environment's client is set to use."""
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        if os.environ.get(name):
+            return os.environ[name]
+    configured = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+    )
+    if configured.returncode == 0 and configured.stdout.strip():
+        return configured.stdout.strip()
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError as error:
+        raise UserError(f"{sys.executable} has no pip, whose index is asked; pip install 'sglang-eagle3-plugin[rig]'") from error
+    return str(PyPI.simple_url)
 
 
 def recorded() -> dict[str, Listed]:

@@ -24,7 +24,7 @@ STEPS = 3
 NEW_TOKENS = 33
 ARGUMENTS = {
     "device": "cuda",
-    "dtype": "float32",
+    "dtype": os.environ.get("EAGLE3_GPU_DTYPE", "bfloat16"),
     "attention_backend": "triton",
     "sampling_backend": "pytorch",
     "grammar_backend": "none",

@@ -1,6 +1,6 @@
 """Show 2 and 3 of "every wrapper, then every decoder": classes that SGLang never wired, in the release's own ModelRunner.
 
-A few families are built and run here; what came of all of them, in five releases, is recorded in tests/data/families.json
+A few families are built and run here; what came of all of them, in three releases, is recorded in tests/data/families.json
 (`python -m tests.engine.prefill RELEASE` makes it anew, some minutes a release). Whole engines with EAGLE-3 on are recorded in
 tests/data/family_runs.json; one runs here, others with `SGLANG_EAGLE3_TEST_FAMILIES=gemma2,kimi-vl`.
 """
@@ -21,7 +21,9 @@ LIVE = ("kimi-vl", "qwen3-omni", "cohere", "gemma2", "phi", "llama")
 
 RECORD = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
 NOT_WITHOUT_A_GPU = ("Found no NVIDIA driver", "No accelerator", "not compiled with CUDA", "sgl_kernel", "no stand-in")
-UNKNOWN_THERE = ("not supported for now", "does not recognize this architecture")
+UNKNOWN_THERE = ("does not recognize this architecture",)
+DUMMY_LOADING = ("has no attribute 'shared_experts_config'",)
+"""MiniCPMV of 0.5.23: SGLang's loader sets it where weights are loaded, and here none are."""
 
 
 def holds(name: str, row: dict) -> None:
@@ -57,7 +59,7 @@ def test_families_recorded(release, name, row):
 
 @pytest.mark.parametrize(("release", "name", "row"), FAILED, ids=[f"{r}-{n}" for r, n, _ in FAILED])
 def test_what_did_not_run_did_not_for_want_of_a_gpu_or_of_the_class(release, name, row):
-    assert any(reason in row["error"] for reason in NOT_WITHOUT_A_GPU + UNKNOWN_THERE), row["error"]
+    assert any(reason in row["error"] for reason in NOT_WITHOUT_A_GPU + UNKNOWN_THERE + DUMMY_LOADING), row["error"]
 
 
 def test_the_record_holds_eight_wrappers_and_six_decoders_that_stock_cannot_serve():

@@ -21,7 +21,7 @@ from sglang_eagle3_plugin.server import debug
 
 from .conftest import RELEASES
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BOUNDARIES = (3, 5, 6)
 CHUNK = 16

@@ -83,6 +83,7 @@ def serves(row: dict) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINE_FAMILIES)
 def test_eagle3_serves_a_family(env059, runs, tmp_path, name):
     serves(acceptance.facts(name, runs(env059.release, acceptance.spec(tmp_path, name))))

@@ -17,7 +17,7 @@ from sglang_eagle3_plugin.rig.environments import Environment
 from sglang_eagle3_plugin.series import catalog, transaction, tree
 from tests.engine.conftest import RELEASES
 
-pytestmark = [pytest.mark.engine, pytest.mark.parametrize("release", RELEASES)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.parametrize("release", RELEASES)]
 
 NUM_STEPS = 3
 

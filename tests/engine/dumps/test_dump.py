@@ -59,6 +59,7 @@ def assert_equal_to_hugging_face(dump, target, sequences, release, tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.13", "0.5.23"])
 def test_every_boundary_equals_hugging_face_single_chunked_and_batched_and_cached_is_refused(tmp_path, release):
     target, server = served(tmp_path, release, arguments={"disable_radix_cache": False}, EAGLE3_DUMP_BOUNDARIES="all")
@@ -78,6 +79,7 @@ def test_every_boundary_equals_hugging_face_single_chunked_and_batched_and_cache
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_with_a_draft_the_dump_holds_what_the_draft_is_fed(tmp_path):
     target, server = served(tmp_path, "0.5.23", draft=(2, 3, 6))
     with server as running:
@@ -90,6 +92,7 @@ def test_with_a_draft_the_dump_holds_what_the_draft_is_fed(tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_generated_tokens_fp8_and_an_aborted_request(tmp_path):
     target, server = served(tmp_path, "0.5.23", EAGLE3_DUMP_GENERATED="1", EAGLE3_DUMP_DTYPE="fp8")
     whole = (*SHORT, *models.continuation(SHORT, 6))

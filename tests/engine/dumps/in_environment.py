@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from sglang_eagle3_plugin import cache
+from sglang_eagle3_plugin.rig import environments
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -12,7 +13,7 @@ ROOT = HERE.parents[2]
 
 def run(program, *arguments, release="0.5.23", path=(), **env):
     """Run it; its assertions are the test. Returns stdout."""
-    python = cache.directory("envs", release) / "bin/python"
+    python = environments.ensure(release).python
     places = [ROOT, ROOT / "tests/unit", HERE, *path]
     done = subprocess.run(
         [python, HERE / program, *map(str, arguments)],
@@ -30,5 +31,5 @@ def trainers():
     target = cache.directory("trainers-specforge-0.2.0-speculators-0.9.0")
     if not (target / "speculators").is_dir():
         packages = ("specforge==0.2.0", "speculators==0.9.0", "hs-connectors==0.9.0")
-        subprocess.run(["uv", "pip", "install", "--no-deps", "--python-version", "3.11", "--target", target, *packages], check=True)
+        environments.uv("pip", "install", "--no-deps", "--python-version", "3.11", "--target", str(target), *packages)
     return target

@@ -51,7 +51,7 @@ ENGINE_ARGUMENTS: dict[str, Any] = {
 # (releases, arguments, why)
 ARGUMENTS_BY_RELEASE: tuple[tuple[SpecifierSet, dict[str, Any], str], ...] = (
     (
-        SpecifierSet(">=0.5.13,<0.5.14", prereleases=True),
+        SpecifierSet(">=0.5.10,<0.5.14", prereleases=True),
         {"disable_piecewise_cuda_graph": True},
         "it asks torch.cpu for a graph pool, which it hasn't got",
     ),

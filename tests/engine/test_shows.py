@@ -32,28 +32,34 @@ if RELEASES == (OLDEST, NEWEST):  # CI has time for half: each release, kind and
     TREES = [(OLDEST, "unsure", 2), (OLDEST, "random", 4), (NEWEST, "unsure", 4), (NEWEST, "random", 2)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def all_started(runs, tiny):
-    """Queue this module's runs, so that two go at a time while the tests wait for the first."""
-    for release in RELEASES:
-        runs.start(release, kimi(tiny))
-        runs.start(release, EngineSpec(tiny.target("kimi-k25").path))
-        if release in WITHOUT_HOOKS:
-            runs.start(release, kimi(tiny).stock())
-    for release, kind, topk in TREES:
-        runs.start(release, kimi(tiny, kind, topk=topk))
+# What each test that reads a shared run asks for, from the tiny models and the test's own parameters.
+SPECS = {
+    "test_stock_dies": lambda tiny, release: kimi(tiny).stock(),
+    "test_the_plugin_makes_it_work": lambda tiny, release: kimi(tiny),
+    "test_plain_decoding_follows_the_rule": lambda tiny, release: EngineSpec(tiny.target("kimi-k25").path),
+    "test_trees_change_no_token": lambda tiny, release, kind, topk: kimi(tiny, kind, topk=topk),
+}
+
+
+@pytest.fixture
+def result(request, runs, tiny):
+    """The run that a test asks for. The first to ask queues those of all selected tests, so that two go at a time."""
+    for item in request.session.items:
+        if item.module is request.module and item.originalname in SPECS:
+            params = item.callspec.params
+            runs.start(params["release"], SPECS[item.originalname](tiny, **params))
+    params = request.node.callspec.params
+    return runs(params["release"], SPECS[request.node.originalname](tiny, **params))
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if r in WITHOUT_HOOKS])
-def test_stock_dies(runs, tiny, release):
-    result = runs(release, kimi(tiny).stock())
+def test_stock_dies(result, release):
     assert not result.ok
     assert result.error == f"AttributeError: 'KimiK25ForConditionalGeneration' object has no attribute '{HOOKS[0]}'"
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_plugin_makes_it_work(runs, tiny, release):
-    result = runs(release, kimi(tiny))
+def test_the_plugin_makes_it_work(result, tiny, release):
     assert result.ok, result.error
     assert result.tokens == GREEDY
     assert [meta["spec_accept_length"] for meta in result.meta_info] == [4.0, 4.0]
@@ -64,14 +70,13 @@ def test_the_plugin_makes_it_work(runs, tiny, release):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_plain_decoding_follows_the_rule(runs, tiny, release):
+def test_plain_decoding_follows_the_rule(result, release):
     """The tokens that all others are held to are those of the engine without a draft."""
-    assert runs(release, EngineSpec(tiny.target("kimi-k25").path)).tokens == GREEDY
+    assert result.tokens == GREEDY
 
 
 @pytest.mark.parametrize(("release", "kind", "topk"), TREES)
-def test_trees_change_no_token(runs, tiny, release, kind, topk):
-    result = runs(release, kimi(tiny, kind, topk=topk))
+def test_trees_change_no_token(result, release, kind, topk):
     assert result.ok, result.error
     assert result.tokens == GREEDY
     if kind == "unsure":  # its chains stop at every second choice: only branches explain more

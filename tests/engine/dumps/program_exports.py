@@ -1,10 +1,10 @@
 """In an environment with torch, SpecForge and speculators: each project's own reader loads our export, bit for bit."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from hidden_states.making import dump, header, sample
 from safetensors.torch import load_file
@@ -28,6 +28,18 @@ dump(work / "dump", [sample(ids, head) for ids in (*sequences, sequences[0])], h
 source = Dump.open(work / "dump")
 truth = {tuple(t.input_ids.tolist()): t for t in map(source.read, source.unique())}
 assert len(truth) == 2
+
+
+@contextlib.contextmanager
+def refused(part):
+    """The block raises a UserError that says ``part``. A release's environment has no pytest."""
+    said = None
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+    assert said is not None
+    assert part in said
 
 
 def same(tensor, stored):
@@ -90,12 +102,12 @@ class Evil:
 
 for name in ("evil.ckpt", "evil.pt"):
     torch.save({"aux_hidden_state": Evil()}, work / name)
-    with pytest.raises(UserError, match="could run code"):
+    with refused("could run code"):
         list(training.read(work / name)[1])
 assert not (work / "run").exists()
 
 for bad, needs in (("specforge", header(final="none")), ("speculators", header(boundaries=(2, 3, 5)))):
     dump(work / f"lacking-{bad}", [sample([1], needs)], needs)
-    with pytest.raises(UserError, match="dump again with"):
+    with refused("dump again with"):
         export(Dump.open(work / f"lacking-{bad}"), bad, work / "never")
 assert not (work / "never").exists()

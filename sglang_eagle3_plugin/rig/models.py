@@ -174,7 +174,8 @@ def draft(
     Args:
         directory: made if missing; config.json and model.safetensors are overwritten.
         target: whose states it takes.
-        boundaries: what it was made for, ascending; two or more (SGLang skips ``fc`` when a single slot has the draft's width).
+        boundaries: what it was made for, ascending; two or more, or one for a random draft (SGLang
+            skips ``fc`` when a single slot has the draft's width, so no draft can answer by it).
         kind: one of :data:`DRAFT_KINDS`: ``labelled`` (right only when wired to ``boundaries``); ``unsure`` (labelled,
             but the right token is its second choice after every token with an even second digit: trees accept what chains can't);
             ``random`` (accepted by accident only).
@@ -188,8 +189,9 @@ def draft(
     """
     if kind not in DRAFT_KINDS:
         raise ValueError(f"no draft of kind {kind!r}; kinds: {', '.join(DRAFT_KINDS)}")
-    if len(boundaries) < 2 or not all(0 <= k <= target.layers for k in boundaries):
-        raise ValueError(f"a draft needs two or more boundaries in 0..{target.layers}, not {list(boundaries)}")
+    fewest = 1 if kind == "random" else 2
+    if len(boundaries) < fewest or not all(0 <= k <= target.layers for k in boundaries):
+        raise ValueError(f"a {kind} draft needs {fewest} or more boundaries in 0..{target.layers}, not {list(boundaries)}")
     listed = Convention(convention or "output").to_ids(boundaries) if ids is None else tuple(ids)
     hidden = target.hidden_size
     weights = Weights(seed)

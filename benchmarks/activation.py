@@ -43,6 +43,5 @@ for _ in range(runs):
     spent = json.loads(done.stdout.splitlines()[-1])
     totals.append(sum(spent.values()) * 1000)
 parts = ", ".join(f"{name.rpartition('.')[2]} {seconds * 1000:.1f}" for name, seconds in spent.items())
-print(
-    f"{runs} processes: median {statistics.median(totals):.1f} ms ({min(totals):.1f} to {max(totals):.1f})\nthe last, in ms: {parts}"
-)
+print(f"{runs} processes: median {statistics.median(totals):.1f} ms ({min(totals):.1f} to {max(totals):.1f})")
+print(f"the last, in ms: {parts}")

@@ -103,5 +103,6 @@ def test_the_override_serves_and_warns(runs, tiny):
     result = runs(OLDEST, overridden(tiny))
     assert result.ok, result.error
     assert "EAGLE3_ALLOW_MISWIRED=1: serving all the same" in result.log
-    assert result.observed == (), "no auxiliary state reaches the draft: the fault is real"
-    assert result.spec_accept_length < 1.5
+    hidden = tiny.target("kimi-k25").hidden_size
+    assert {sight["width"] for sight in result.observed} == {hidden}, "one state in place of three: the fault is real"
+    assert result.spec_accept_length < 2

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from sglang_eagle3_plugin.doctor.facts import Hooks
+from sglang_eagle3_plugin.runtime.target import ACCESSOR, SETTER
 
-SETTER, ACCESSOR = "set_eagle3_layers_to_capture", "get_embed_and_head"
 _LARGEST = 4 * 1024 * 1024
 _MOST_BASES = 12
 

@@ -39,19 +39,21 @@ def _plan(module: ModuleType) -> Plan:
 
 
 def _complete(runner: Any) -> None:
-    from sglang_eagle3_plugin import activation
-    from sglang_eagle3_plugin.patches import completion
     from sglang_eagle3_plugin.runtime.target import serves_eagle3
 
-    if serves_eagle3(runner):
+    if serves_eagle3(runner):  # a server without EAGLE-3 loads nothing of what follows
+        from sglang_eagle3_plugin import activation
+        from sglang_eagle3_plugin.patches import completion
+
         completion.complete(runner, activation.apply)
 
 
 def _wire(runner: Any) -> None:
-    from sglang_eagle3_plugin.runtime import wiring
     from sglang_eagle3_plugin.runtime.target import serves_eagle3
 
     if serves_eagle3(runner):
+        from sglang_eagle3_plugin.runtime import wiring
+
         wiring.attach(runner, Settings.from_environment())
 
 

@@ -18,11 +18,10 @@ from sglang_eagle3_plugin.boundaries import BoundaryError, Decision
 from sglang_eagle3_plugin.runtime import parallel
 from sglang_eagle3_plugin.runtime.capture import CaptureError
 from sglang_eagle3_plugin.runtime.stacks import CapturingStack, stack_of
+from sglang_eagle3_plugin.runtime.target import SETTER
 from sglang_eagle3_plugin.settings import Settings
 
 logger = logging.getLogger("sglang_eagle3_plugin")
-
-SETTER = "set_eagle3_layers_to_capture"
 
 
 def attach(runner: Any, settings: Settings) -> None:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_eagle3_plugin.runtime.capture import MARK
+from sglang_eagle3_plugin.runtime.target import SETTER
 from sglang_eagle3_plugin.survey.classes import INNER, Class, Classes
-from sglang_eagle3_plugin.survey.modules import LIST, MARK, SETTER
+from sglang_eagle3_plugin.survey.modules import LIST
 
 _HARMLESS = (
     "AttributeError", "IndexError", "NotImplementedError", "TypeError", "ValueError", "False", "None", "True", "abs", "bool",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_eagle3_plugin.releases import DEAD, RULES, UNKNOWN, Captured, ClassFacts, ReleaseFacts, captured_by
+from sglang_eagle3_plugin.runtime.target import ACCESSOR, SETTER
 from sglang_eagle3_plugin.survey.archive import Archive
 from sglang_eagle3_plugin.survey.classes import Class, Classes
 from sglang_eagle3_plugin.survey.execute import Outcome, run_setter
-from sglang_eagle3_plugin.survey.modules import ACCESSOR, SETTER, ModuleSummary, summarize
+from sglang_eagle3_plugin.survey.modules import ModuleSummary, summarize
 
 MODELS = "sglang/srt/models/"
 NOT_TARGETS = re.compile(

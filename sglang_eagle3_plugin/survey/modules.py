@@ -6,12 +6,11 @@ import ast
 import warnings
 from dataclasses import dataclass, field
 
+from sglang_eagle3_plugin.runtime.capture import MARK
+from sglang_eagle3_plugin.runtime.target import SETTER
 from sglang_eagle3_plugin.structure import Refusal, stream_of_forward
 
-SETTER = "set_eagle3_layers_to_capture"
-ACCESSOR = "get_embed_and_head"
 LIST = "layers_to_capture"
-MARK = "_is_layer_to_capture"
 _NOT_CLASSES = {"add_prefix", "range", "len", "getattr", "maybe_prefix", "cast", "deepcopy", "replace", "set", "list", "dict"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 
+from sglang_eagle3_plugin.runtime.capture import MARK
 from sglang_eagle3_plugin.series.change import Change
 from sglang_eagle3_plugin.series.edit import Editor, calls, functions, statements, walk
 from sglang_eagle3_plugin.series.source import Source
 
 WANTED = "layers_to_capture"
-MARK = "_is_layer_to_capture"
 
 
 def _transform(source: Source) -> dict[str, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from sglang_eagle3_plugin.runtime.target import SETTER
 from sglang_eagle3_plugin.series.change import Change
 from sglang_eagle3_plugin.series.edit import Editor, UnfitError, calls, functions, statements
 from sglang_eagle3_plugin.series.source import Source
 
-SETTER = "set_eagle3_layers_to_capture"
 RUNNER, GRAPHS = "sglang/srt/model_executor/model_runner.py", "sglang/srt/model_executor/cuda_graph_runner.py"
 
 

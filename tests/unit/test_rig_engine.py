@@ -137,3 +137,22 @@ def test_a_hooked_module_is_the_real_one_and_then_changed(tmp_path: Path) -> Non
         EAGLE3_RIG="",
     )
     assert said.strip() == "1 2 def f(): return 1 True"
+
+
+def test_a_stand_in_lends_a_module_its_own_names_while_it_is_being_imported(tmp_path: Path) -> None:
+    (tmp_path / "norms.py").write_text("class Norm: own = True\nfrom absent.norms import Norm, Other\n")
+    said = in_site(
+        """
+        import sys
+        from eagle3_rig.hooks import Finder
+        sys.meta_path.insert(0, Finder({}, ["absent", "absent.norms"], {"absent.norms": "norms"}))
+        sys.path.insert(0, sys.argv[1])
+        import norms
+        print(norms.Norm.own)
+        norms.Other()
+        """,
+        str(tmp_path),
+        EAGLE3_RIG="",
+    )
+    assert said.startswith("True")
+    assert "NotImplementedError: the rig has no stand-in for absent.norms.Other" in said

@@ -23,8 +23,9 @@ def install() -> None:
     if os.environ.get("EAGLE3_RIG_LABEL"):
         after[labelling.MODULE] = hooks.both(after.get(labelling.MODULE), labelling.install)
     release = replacements.sglang_release()
-    stubs = [name for stub in replacements.STUBS if stub.needed(release) for name in stub.modules]
-    sys.meta_path.insert(0, hooks.Finder(after, stubs))
+    needed = [stub for stub in replacements.STUBS if stub.needed(release)]
+    lenders = {name: lender for stub in needed for name, lender in stub.lends.items()}
+    sys.meta_path.insert(0, hooks.Finder(after, [name for stub in needed for name in stub.modules], lenders))
 
 
 def _die_with_launcher() -> None:

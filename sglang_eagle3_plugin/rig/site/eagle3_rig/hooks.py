@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,17 +17,21 @@ class Finder(importlib.abc.MetaPathFinder):
     Args:
         after: module name -> what to do with the module once it has been executed.
         stubs: modules to stand in for; ``name.*`` is every submodule of ``name``.
+        lenders: stub -> module whose own names it lends back, also while that module is being executed.
     """
 
-    def __init__(self, after: Mapping[str, Callable[[ModuleType], None]], stubs: Sequence[str]) -> None:
+    def __init__(
+        self, after: Mapping[str, Callable[[ModuleType], None]], stubs: Sequence[str], lenders: Mapping[str, str] | None = None
+    ) -> None:
         self.after = after
         self.stubs = stubs
+        self.lenders = lenders or {}
         self._asking: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """See :class:`importlib.abc.MetaPathFinder`."""
         if name in self.stubs or f"{name.partition('.')[0]}.*" in self.stubs:
-            return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
+            return importlib.machinery.ModuleSpec(name, _StubLoader(self.lenders.get(name)), is_package=True)
         if name not in self.after or name in self._asking:
             return None
         self._asking.add(name)  # the real finders are asked through the same list that this one is in
@@ -68,19 +73,28 @@ class _ThenLoader(importlib.abc.Loader):
 
 
 class _StubLoader(importlib.abc.Loader):
+    def __init__(self, lender: str | None) -> None:
+        self.lender = lender
+
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return Stub(spec.name)
+        return Stub(spec.name, self.lender)
 
     def exec_module(self, module: ModuleType) -> None:
         pass
 
 
 class Stub(ModuleType):
-    """A module any of whose names can be imported and none called."""
+    """A module any of whose names can be imported and none called, but for those that its lender has."""
+
+    def __init__(self, name: str, lender: str | None = None) -> None:
+        super().__init__(name)
+        self._lender = lender
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self._lender is not None and name in vars(sys.modules[self._lender]):
+            return vars(sys.modules[self._lender])[name]
         return Absent(f"{self.__name__}.{name}")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +37,8 @@ class Stub:
     releases: str
     needed: Callable[[tuple[int, ...]], bool]
     """From the installed SGLang's release."""
+    lends: Mapping[str, str] = field(default_factory=dict)
+    """Of these: module -> module of SGLang whose own names it gives back."""
 
 
 def sglang_release() -> tuple[int, ...]:
@@ -91,6 +93,10 @@ def _always(release: tuple[int, ...]) -> bool:
     return True
 
 
+def _before_0_5_8(release: tuple[int, ...]) -> bool:
+    return release < (0, 5, 8)
+
+
 def _before_0_5_11(release: tuple[int, ...]) -> bool:
     return release < (0, 5, 11)
 
@@ -140,12 +146,21 @@ REPLACEMENTS = (
     ),
 )
 
+_LENT = {f"vllm.model_executor.layers.{name}": f"sglang.srt.layers.{name}" for name in ("layernorm", "activation")}
+
 STUBS = (
     Stub(
         ("vllm", "vllm._custom_ops"),
         "for an unknown device SGLang imports rotary_embedding and rms_norm from vllm._custom_ops, and calls neither",
         "all",
         _always,
+    ),
+    Stub(
+        ("vllm.model_executor", "vllm.model_executor.layers", *_LENT),
+        "for an unknown device its norms and activations are replaced by vLLM's of the same names; here they stay SGLang's own",
+        "0.5.6",
+        _before_0_5_8,
+        _LENT,
     ),
     Stub(
         ("sgl_kernel", "sgl_kernel.*"),

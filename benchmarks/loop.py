@@ -1,0 +1,172 @@
+"""The whole loop, without a GPU: a target that learnt real text, dump, export, draft, served; then miswired, told and predicted.
+
+    python benchmarks/loop.py WORK [--release 0.5.9] [--target-seconds 200] [--draft-seconds 200] [--texts 320] [--held-out 24]
+
+Each stage leaves its figures in WORK/figures.json and is passed over when they are there: run it again and it goes on. WORK/target
+and WORK/draft are ordinary checkpoints afterwards. The engine is the unmodified release of the rig, on the CPU.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sglang_eagle3_plugin.rig import engine, environments, installing
+
+HERE = Path(__file__).parent
+BOUNDARIES, SHIFTED = "2,4,5", "3,5,6"
+PROMPT, NEW, STEPS = 48, 112, 3
+
+
+class Loop:
+    """The stages, and where they leave their things."""
+
+    def __init__(self, options):
+        self.options = options
+        self.work = options.work
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.environment = environments.ensure(options.release, print)
+        installing.install_plugin(self.environment)
+        self.file = self.work / "figures.json"
+        self.figures = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def stage(self, name, what):
+        """Do it, unless its figures are there."""
+        if name not in self.figures:
+            started = time.monotonic()
+            self.figures[name] = what() | {"took_s": round(time.monotonic() - started, 1)}
+            self.file.write_text(json.dumps(self.figures, indent=1) + "\n")
+            print(name, json.dumps(self.figures[name]), flush=True)
+
+    def python(self, *arguments, ok=(0,)):
+        """Run the environment's interpreter; its last line of output as JSON, or all of it."""
+        done = subprocess.run(
+            [self.environment.python, *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": str(HERE.parent), "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode not in ok:
+            raise SystemExit(f"{arguments} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            return {"said": done.stdout.strip().splitlines()[-1:]}
+
+    def command(self, *arguments, ok=(0,)):
+        """Run `sglang-eagle3 ... --json`."""
+        return self.python("-m", "sglang_eagle3_plugin", *arguments, "--json", ok=ok)
+
+    @contextlib.contextmanager
+    def server(self, draft=None, **variables):
+        """An engine of the release: plain decoding with torch's attention, or EAGLE-3."""
+        arguments = {"max_total_tokens": 8192, "chunked_prefill_size": 4096}
+        spec = engine.EngineSpec(
+            self.work / "target",
+            draft=draft,
+            num_steps=STEPS,
+            arguments=arguments | ({} if draft else {"attention_backend": "torch_native"}),
+            environment={"EAGLE3_DUMP_MIN_FREE_GB": "0", "EAGLE3_DUMP_WHEN_FULL": "wait"} | variables,
+        )
+        with engine.serve(self.environment, spec) as running:
+            yield running
+
+    def extract(self, url, data, dump):
+        return self.command("hidden-states", "extract", "--url", url, "--data", data, "--dump", dump, "--concurrency", 16)
+
+    def run(self):
+        options, work = self.options, self.work
+        target, draft, export = work / "target", work / "draft", work / "export"
+        self.stage("target", lambda: self.python(HERE / "loop_target.py", "train", target, "--seconds", options.target_seconds))
+        for name, count, more in (("train", options.texts, ()), ("held-out", options.held_out, ("--held-out",))):
+            write = (
+                HERE / "loop_target.py",
+                "write",
+                target,
+                work / f"{name}.jsonl",
+                "--texts",
+                count,
+                "--prompt",
+                PROMPT,
+                "--new",
+                NEW,
+            )
+            self.stage(f"{name} text", lambda write=write, more=more: self.python(*write, *more))
+        self.stage("dump", self.dump)
+        self.stage("export", lambda: self.command("hidden-states", "export", work / "dump", "--to", "specforge", "--out", export))
+        trainer = (HERE / "loop_draft.py", export, target, draft, "--seconds", options.draft_seconds, "--steps", STEPS + 1)
+        self.stage("draft", lambda: self.python(*trainer))
+        self.stage("served", lambda: self.served("right", {}, extract=True))
+        score = ("hidden-states", "score", "--draft", draft, "--target", target, "--data", work / "dump-right", "--steps", STEPS)
+        self.stage("score", lambda: self.command(*score))
+        self.stage("shifted", lambda: self.served("shifted", {"EAGLE3_CAPTURE_BOUNDARIES": SHIFTED}))
+        self.stage("all boundaries", self.every_boundary)
+        compare = ("hidden-states", "compare", "--train", export, "--capture", work / "dump-all", "--served")
+        self.stage("compare, right", lambda: self.command(*compare, BOUNDARIES))
+        self.stage("compare, shifted", lambda: self.command(*compare, SHIFTED, ok=(1,)))
+        self.table()
+
+    def dump(self):
+        work = self.work
+        with self.server(EAGLE3_DUMP_DIR=str(work / "dump"), EAGLE3_DUMP_BOUNDARIES=BOUNDARIES) as running:
+            ready(work / "dump")
+            return self.extract(running.url, work / "train.jsonl", work / "dump")
+
+    def every_boundary(self):
+        work = self.work
+        few = (work / "train.jsonl").read_text().splitlines()[:8]
+        (work / "few.jsonl").write_text("\n".join(few) + "\n")
+        with self.server(EAGLE3_DUMP_DIR=str(work / "dump-all"), EAGLE3_DUMP_BOUNDARIES="all") as running:
+            ready(work / "dump-all")
+            return self.extract(running.url, work / "few.jsonl", work / "dump-all")
+
+    def served(self, name, variables, extract=False):
+        """Acceptance of a real server on the beginnings of the held-out texts; also its dump of what its draft is fed there."""
+        work = self.work
+        prompts = work / "prompts.jsonl"
+        rows = [json.loads(line)["input_ids"] for line in (work / "held-out.jsonl").read_text().splitlines()]
+        prompts.write_text("".join(json.dumps({"input_ids": row[:PROMPT]}) + "\n" for row in rows))
+        dump = work / f"dump-{name}"
+        with self.server(work / "draft", EAGLE3_DUMP_DIR=str(dump), **variables) as running:
+            flags = ("--requests", len(rows), "--max-tokens", NEW, "--at-once", 8, "--prompts", prompts)
+            measured = self.command("accept", "--url", running.url, *flags, ok=(0, 1))
+            if extract:
+                ready(dump)
+                measured["extract"] = self.extract(running.url, work / "held-out.jsonl", dump)
+            wiring = [line for line in running.place.log.read_text().splitlines() if "wiring:" in line]
+            measured["wiring"] = wiring[0].partition("wiring: ")[2] if wiring else ""
+        return measured
+
+    def table(self):
+        f = self.figures
+        right, shifted, predicted = f["served"]["length"], f["shifted"]["length"], f["score"]["acceptance_length"]
+        print(f"acceptance length with {STEPS} steps: {right:.2f} served right, {predicted:.2f} predicted by score")
+        print(
+            f"({abs(predicted - right) / right:.1%} apart); {shifted:.2f} served with boundaries {SHIFTED} in place of {BOUNDARIES}"
+        )
+        print("compare:", f["compare, shifted"]["verdict"][-1])
+
+
+def ready(dump):
+    """The server makes the directory with its first sample; `extract` wants to see it."""
+    dump.mkdir(mode=0o700, exist_ok=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--release", default="0.5.9")
+    parser.add_argument("--target-seconds", type=float, default=200)
+    parser.add_argument("--draft-seconds", type=float, default=200)
+    parser.add_argument("--texts", type=int, default=320)
+    parser.add_argument("--held-out", type=int, default=24)
+    Loop(parser.parse_args()).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

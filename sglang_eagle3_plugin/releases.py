@@ -89,6 +89,8 @@ class ClassFacts:
         stream: where the residual stream entering a decoder layer is (:class:`sglang_eagle3_plugin.structure.Stream`), or
             ``refused: why``; empty where the layer's class was not found.
         why: what was in the way of finding the rule; empty where nothing was.
+        chosen: attribute of an inner model whose class is chosen when it is loaded, by its config; empty where there is none.
+        never: why EAGLE-3 has no meaning for the class; empty where it has.
     """
 
     module: str
@@ -104,6 +106,8 @@ class ClassFacts:
     stack: str = ""
     stream: str = ""
     why: str = ""
+    chosen: str = ""
+    never: str = ""
 
 
 @dataclass(frozen=True)

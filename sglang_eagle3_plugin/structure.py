@@ -88,15 +88,14 @@ UNSERVABLE = {
     "current_step": "the stack runs its layers several times, so a layer number names no single place in the stream",
     "attn_input": "the layers carry a second tensor beside the stream",
     "encoder_hidden_states": "it is the decoder half of an encoder-decoder",
+    "prev_router_hidden_states": "the layers scale the stream as they add to it, so a sum of its parts is not what enters a layer",
+    "log_scaling_tau": "a convolution over the layer's output is still due when the next layer is entered",
     "cross_attention_states": "the layers that attend to an image run only when there is one, so their boundaries come and go",
 }
 """Parameters that tell of a stream which boundaries do not describe, with the reason."""
 
 SEVERAL_STREAMS = ("altup", "hc_attn", "hc_ffn", "mhc", "hyper_connection", "attn_bank", "num_residual_streams")
 """Words in a layer's code that tell of several parallel streams."""
-
-STATE_SPACE = ("mamba", "ssm", "selective_scan")
-"""Words in the name of what a layer mixes with that tell of a state-space layer."""
 
 
 def source_of_forward(cls: Any) -> str:
@@ -109,15 +108,25 @@ def source_of_forward(cls: Any) -> str:
 
 def stream_of_class(cls: Any) -> Stream | Refusal:
     """Read where the stream entering a layer of this class is found."""
-    return stream_of_layer(cls.__name__, source_of_forward(cls))
+    return stream_of_layer(cls.__name__, source_of_forward(cls), _source_of_class(cls))
 
 
-def stream_of_layer(class_name: str, source: str) -> Stream | Refusal:
+def _source_of_class(cls: Any) -> str:
+    """The class that a layer's ``forward`` is written in, without comments; empty where it cannot be had."""
+    owner = next((c for c in cls.__mro__ if "forward" in vars(c)), cls)
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(owner))))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ""
+
+
+def stream_of_layer(class_name: str, source: str, whole: str = "") -> Stream | Refusal:
     """Read where the stream entering a decoder layer is found.
 
     Args:
         class_name: for the refusal.
         source: source text of its ``forward``, indented or not.
+        whole: source text of its class, which may tell of several streams where its ``forward`` doesn't.
     """
     try:
         tree = ast.parse(textwrap.dedent(source))
@@ -126,10 +135,10 @@ def stream_of_layer(class_name: str, source: str) -> Stream | Refusal:
     function = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)), None)
     if function is None:
         return Refusal(class_name, "it has no forward that can be read")
-    return stream_of_forward(class_name, function)
+    return stream_of_forward(class_name, function, whole)
 
 
-def stream_of_forward(class_name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Stream | Refusal:
+def stream_of_forward(class_name: str, function: ast.FunctionDef | ast.AsyncFunctionDef, whole: str = "") -> Stream | Refusal:
     """As :func:`stream_of_layer`, for a ``forward`` that has been parsed."""
     arguments = function.args
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
@@ -141,7 +150,7 @@ def stream_of_forward(class_name: str, function: ast.FunctionDef | ast.AsyncFunc
     if "forward_batch" not in names and arguments.kwarg is None:
         return Refusal(class_name, "its forward takes no forward_batch, so it is no decoder layer of SGLang's engine")
     text = ast.unparse(function)
-    several = next((word for word in SEVERAL_STREAMS if word in text), None)
+    several = next((word for word in SEVERAL_STREAMS if word in text or word in whole), None)
     if several:
         return Refusal(class_name, f"its layers carry several streams ({several}), and a boundary is one")
     strange = [name for name in names if name not in HARMLESS]

@@ -6,7 +6,6 @@ server the patches decide by the structure of the loaded model.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 from sglang_eagle3_plugin import releases, structure
@@ -45,14 +44,18 @@ def plugin_can(facts: ClassFacts) -> tuple[bool, str]:
     lacks = facts.setter is None or facts.rule in (releases.DEAD, releases.UNKNOWN)
     setter = "a set_eagle3_layers_to_capture that captures" if facts.rule == releases.DEAD else "set_eagle3_layers_to_capture"
     missing = " and ".join(name for name, gone in ((setter, lacks), ("get_embed_and_head", facts.accessor is None)) if gone)
+    if facts.never:
+        return False, facts.never
     if not missing:
         return True, "the plugin sets the boundaries that the draft was trained on"
+    if facts.chosen == "model":
+        return False, "its layers are another library's, chosen when it is loaded, and take no forward_batch: none can be tapped"
     if facts.rule == releases.UNKNOWN:
         return False, f"its setter could not be followed ({facts.why or 'it fits no known rule'})"
     if facts.inner and lacks:
         return True, f"the plugin hands {missing} on to the inner model ({facts.inner})"
-    if importlib.util.find_spec("sglang_eagle3_plugin.patches.completion") is None:
-        return False, f"it has no {missing}, and this plugin completes only wrappers whose inner model has both"
+    if facts.chosen:
+        return True, f"the plugin hands {missing} on to the inner model ({facts.chosen}) that its config names, where that can"
     if facts.capture is not None:
         return True, f"the plugin supplies {missing}; the layer stack ({facts.stack}) can capture"
     if facts.stream in _STREAMS:
@@ -80,7 +83,7 @@ def made_for(release: str) -> bool:
 def judge(facts: ClassFacts, whole: ReleaseFacts, supported: bool = True) -> Support:
     """As :func:`support`, from facts at hand: those of a source tree, say. ``supported``: the plugin is made for the release."""
     can, how = plugin_can(facts) if supported else (False, f"the plugin is made for {OLDEST} and later")
-    if facts.setter is None or facts.accessor is None or facts.rule in (releases.DEAD, releases.UNKNOWN):
+    if facts.never or facts.setter is None or facts.accessor is None or facts.rule in (releases.DEAD, releases.UNKNOWN):
         # How the plugin would serve it is read off the files, whatever was executed.
         return Support(PLUGIN if can else BROKEN, how, "read")
     if whole.graph_ids != "configured" and not supported:

@@ -61,7 +61,7 @@ def _way(facts: releases.ClassFacts, found: support.Support) -> str:
         return NOT_POSSIBLE
     if found.level in (support.NATIVE, support.REWIRED):
         return NATIVE
-    if facts.inner and facts.setter is None:
+    if (facts.inner or facts.chosen) and facts.setter is None:
         return DELEGATION
     # A class that has its setter and lacks only the accessor captures on SGLang's own path, as does one whose setter was dead.
     if facts.setter is not None and facts.capture is not None:

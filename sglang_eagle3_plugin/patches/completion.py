@@ -20,7 +20,7 @@ from sglang_eagle3_plugin.runtime.capture import CaptureError, LayerStack
 from sglang_eagle3_plugin.runtime.layer_tap import LayerTap
 from sglang_eagle3_plugin.runtime.sharing import make_accessor
 from sglang_eagle3_plugin.runtime.stacks import DeliveredStack, keep, make_setter
-from sglang_eagle3_plugin.runtime.target import ACCESSOR, SETTER, Decoder, StructureError, find_decoder, is_a
+from sglang_eagle3_plugin.runtime.target import ACCESSOR, SETTER, Decoder, StructureError, find_decoder, is_a, logits_processors
 from sglang_eagle3_plugin.structure import source_of_forward
 
 
@@ -56,6 +56,10 @@ def plan(runner: Any) -> Plan:
     """Plan what the loaded target's class lacks. Leaves a tap or a delivery on the object, without any hook yet."""
     model, cls = runner.model, type(runner.model)
     remedy = f"EAGLE-3 cannot serve {cls.__name__} here; `sglang-eagle3 models` lists what can be served."
+    if any(getattr(processor, "return_full_logits", False) for processor in logits_processors(model)):
+        return Incompatible(
+            f"{cls.__name__} is decoded by block diffusion, so there is no next token for a draft to propose", remedy
+        )
     try:
         decoder = find_decoder(model, int(runner.model_config.num_hidden_layers))
         changes = _plan_setter(model, decoder)

@@ -24,10 +24,22 @@ def streams_of(decoder: Decoder) -> dict[type, Stream] | Refusal:
             stream = stream_of_class(cls)
             if isinstance(stream, Refusal):
                 return stream
+            if stream is Stream.BATCH and not _adds_plainly(layer):
+                return Refusal(cls.__name__, "it adds to the stream otherwise than plainly, so SGLang has no sum at its boundaries")
             streams[cls] = stream
     if skips_layers(source_of_forward(type(decoder.stack))):
         return Refusal(type(decoder.stack).__name__, "its forward passes some layers over, so their boundaries come and go")
     return streams
+
+
+def _adds_plainly(layer: Any) -> bool:
+    """Whether what a layer leaves to be added to the batch's stream is a plain sum; the stream's ``snapshot`` raises on others.
+
+    The layer's last stage (sglang/srt/layers/layer_boundary/stage.py) says how its output is added, and whether it does so itself.
+    """
+    updates = [getattr(getattr(part, "declaration", None), "update", None) for part in vars(layer).values()]
+    last = next((update for update in reversed(updates) if update is not None), None)
+    return bool(getattr(last, "is_plain_add", True) or getattr(last, "applied_at_exit", False))
 
 
 class LayerTap:

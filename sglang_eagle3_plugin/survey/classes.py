@@ -120,23 +120,57 @@ class Classes:
                 found = self.find(cls.module, cls.summary.defaults[name])
                 return [found] if found else []
         found = self.find(owner.module, name)
-        return [found] if found else []
+        if found is None:  # one of several of its file: a table of versions, or a name that stands for one of two
+            choices = self._modules[owner.module].choices.get(name.removeprefix("[]"), ())
+            return [f for one in choices if (f := self.find(owner.module, one))]
+        return [found]
 
     def inner(self, cls: Class) -> list[tuple[str, Class]]:
         """(attribute, class) of the models that a class may wrap."""
         return [(attribute, made) for attribute in INNER for made in self.made(cls, attribute)]
 
-    def layer_of(self, stack: Class) -> Class | None:
-        """The class of a stack's decoder layers: one that its list is made of, or that stands beside it and is called a layer."""
-        for cls in self.lineage(stack):
-            found = {f.key: f for name in cls.summary.layer for f in self._resolve(name, cls, self.lineage(stack))}
-            layers = [f for f in found.values() if self.stream_of(f)]
-            if layers:
-                return layers[0]
+    def chosen(self, cls: Class) -> str:
+        """The attribute of an inner model whose class is chosen when it is loaded, by its config; empty where there is none."""
+        for reached in self.reach_all(cls):
+            for attribute in INNER:
+                owner = next((c for c in self.lineage(reached) if attribute in c.summary.attributes), None)
+                if owner is not None and "?" in owner.summary.attributes[attribute]:
+                    return attribute
+        return ""
+
+    def stack_of(self, cls: Class) -> Class | None:
+        """The class that runs the decoder layers: the innermost model on the way that keeps ``layers``.
+
+        Where the usual attributes lead to none, it is looked for as in a loaded model: anything on the way that keeps a list whose
+        members take a ``forward_batch``.
+        """
+        usual = [c for c in reversed([*self.reach(cls)]) if any(p.summary.layer for p in self.lineage(c))]
+        if usual and self.layers_of(usual[0]):
+            return usual[0]
+        found = [c for c in self.reach_all(cls) if self.layers_of(c)]
+        refused = [c for c in found if self.stream_in(c).startswith("refused: ")]  # of encoder and decoder, the decoder
+        return next(iter([*refused, *found, *usual]), None)
+
+    def layers_of(self, stack: Class) -> list[Class]:
+        """The classes of a stack's decoder layers: those that its list is made of, or those beside it that are called layers."""
+        lineage = self.lineage(stack)
+        for cls in lineage:
+            for names in (cls.summary.layer, *cls.summary.lists.values()):
+                found = {f.key: f for name in names for f in self._resolve(name, cls, lineage)}
+                layers = [f for f in found.values() if self.stream_of(f)]
+                if layers:  # parts that a layer is made of may take the same arguments
+                    return [f for f in layers if "Layer" in f.name] or layers
+        if not any(c.summary.layer for c in lineage):
+            return []
         # Hybrid models choose among layer classes in a helper; all of a file carry the stream alike, or none of them counts.
         beside = [Class(stack.module, n, s) for n, s in self._modules[stack.module].classes.items() if "Layer" in n]
         streams = {self.stream_of(c): c for c in beside if self.stream_of(c)}
-        return next(iter(streams.values())) if len(streams) == 1 else None
+        return list(streams.values()) if len(streams) == 1 else []
+
+    def stream_in(self, stack: Class) -> str:
+        """Where the residual stream entering a stack's layers is; a layer that refuses speaks for all of them."""
+        streams = [self.stream_of(layer) for layer in self.layers_of(stack)]
+        return next((s for s in streams if s.startswith("refused: ")), streams[0] if streams else "")
 
     def stream_of(self, layer: Class) -> str:
         """Where the residual stream entering a decoder layer is; empty for a class that is none."""
@@ -148,3 +182,18 @@ class Classes:
         if depth:
             for _, inner in self.inner(cls):
                 yield from self.reach(inner, depth - 1)
+
+    def reach_all(self, cls: Class, depth: int = 5) -> Iterator[Class]:
+        """The class and everything that it, or what it makes, keeps in an attribute; each once."""
+        seen: set[tuple[str, str]] = set()
+
+        def visit(one: Class, left: int) -> Iterator[Class]:
+            if one.key in seen or not left:
+                return
+            seen.add(one.key)
+            yield one
+            for attribute in dict.fromkeys(a for c in self.lineage(one) for a in c.summary.attributes):
+                for made in self.made(one, attribute):
+                    yield from visit(made, left - 1)
+
+        yield from visit(cls, depth)

@@ -20,6 +20,8 @@ NOT_TARGETS = re.compile(
     r"|Speculator|CLIP|Bert|BERT"
 )
 """Registered classes that are drafts, or generate no tokens."""
+BLOCK_DIFFUSION = "it is decoded by block diffusion, not token after token, so there is no next token for a draft to propose"
+"""Of classes whose ``LogitsProcessor`` keeps the logits of every position: SDAR, LLaDA 2, DiffusionGemma."""
 DRAFT_FIELDS = ("num_aux_hidden_states", "norm_before_fc", "fc_norm", "norm_output", "norm_before_residual", "target_hidden_size")
 """Config fields of drafts whose support differs between releases."""
 PROBES: tuple[tuple[int, tuple[int, ...] | None], ...] = (
@@ -141,23 +143,20 @@ def _class(tree: Classes, cls: Class) -> ClassFacts:
         "accessor": accessor.name if accessor else None,
     }
     values["inner"] = next((a for a, inner in tree.inner(cls) if tree.definer(inner, SETTER) and tree.definer(inner, ACCESSOR)), "")
-    stack = _stack(tree, cls)
+    values["chosen"] = tree.chosen(cls)
+    if any(c.summary.all_logits for c in tree.lineage(cls)):
+        values["never"] = BLOCK_DIFFUSION
+    stack = tree.stack_of(cls)
     if setter is not None:
         outcome = run_setter(tree, cls, [None], 61)
         stack = outcome.stack or stack
         values.update(_setter_facts(tree, cls, stack, outcome))
     if stack is not None:
-        layer = tree.layer_of(stack)
         values["stack"] = stack.name
-        values["stream"] = tree.stream_of(layer) if layer else ""
+        values["stream"] = tree.stream_in(stack)
         if setter is None:
             values.update(_capture_facts(tree, stack))
     return ClassFacts(**values)  # type: ignore[arg-type]
-
-
-def _stack(tree: Classes, cls: Class) -> Class | None:
-    """The class that runs the decoder layers: the innermost model on the way that keeps ``layers``."""
-    return next((c for c in reversed([*tree.reach(cls)]) if any(p.summary.layer for p in tree.lineage(c))), None)
 
 
 def _capture_facts(tree: Classes, stack: Class) -> dict[str, str | bool | None]:

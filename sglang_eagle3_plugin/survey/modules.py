@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import dataclass, field
 
@@ -42,12 +43,14 @@ class ClassSummary:
         attributes: ``self.X = Y(...)``: attribute -> the names Y it may be made from; ``()name`` is the method ``name`` of self.
         defaults: parameters of ``__init__`` whose default is a name: parameter -> name.
         returns: method -> names of what it may return an instance of; class attribute -> the class that is its value.
-        layer: names of the classes of which its list of decoder layers may consist.
+        layer: names of the classes of which its list of decoder layers may consist, where it is called ``layers``.
+        lists: likewise for module lists of other names: attribute -> names.
         tests: how its loop captures by list.
         marks: its loop captures by a mark on the layer.
         stream: for a class that looks like a decoder layer: where the residual stream is, or ``refused: why``.
         defers: its ``forward`` calls that of its base.
         logits: its ``__init__`` makes a ``LogitsProcessor``.
+        all_logits: that one keeps the logits of every position, as block diffusion needs them.
     """
 
     bases: list[str]
@@ -57,20 +60,26 @@ class ClassSummary:
     defaults: dict[str, str] = field(default_factory=dict)
     returns: dict[str, list[str]] = field(default_factory=dict)
     layer: list[str] = field(default_factory=list)
+    lists: dict[str, list[str]] = field(default_factory=dict)
     tests: list[Test] = field(default_factory=list)
     marks: bool = False
     stream: str = ""
     defers: bool = False
     logits: bool = False
+    all_logits: bool = False
 
 
 @dataclass
 class ModuleSummary:
-    """A file: its classes, what it imports (name -> (module, name)), and the classes it registers as models."""
+    """A file: its classes, what it imports (name -> (module, name)), and the classes it registers as models.
+
+    ``choices`` are its names for one of several classes: ``X = {key: A, ...}`` or ``X = A if ... else B`` -> [A, B].
+    """
 
     classes: dict[str, ClassSummary] = field(default_factory=dict)
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)
     entries: list[str] = field(default_factory=list)
+    choices: dict[str, list[str]] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -99,6 +108,9 @@ def summarize(text: str, package: str) -> ModuleSummary:
             if any(isinstance(n, ast.Name) and n.id == "EntryClass" for target in targets for n in ast.walk(target)):
                 names = [n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)]
                 summary.entries += [name for name in names if name != "EntryClass"]
+            elif isinstance(node.value, (ast.Dict, ast.IfExp)):
+                chosen = list(dict.fromkeys(n.id for n in ast.walk(node.value) if isinstance(n, ast.Name) and n.id[:1].isupper()))
+                summary.choices.update({t.id: chosen for t in targets if isinstance(t, ast.Name) and chosen})
     for node in _imports(tree):
         module = _absolute(node, package)
         for alias in node.names:
@@ -154,7 +166,7 @@ def _class(node: ast.ClassDef, lines: list[str]) -> ClassSummary:
             if (LIST in own or MARK in own) and not function.name.startswith("set_"):
                 _read_capture(function, summary)
             if function.name == "forward":
-                _read_forward(function, summary)
+                _read_forward(function, node, summary)
     made_by = {name[2:] for names in summary.attributes.values() for name in names if name.startswith("()")}
     for function in functions:
         # `_init_model` and its kin may be called by a base's `__init__` alone.
@@ -181,19 +193,56 @@ def _read_init(function: Function, summary: ClassSummary) -> None:
     pairs = [*zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)]
     pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
     summary.defaults = {a.arg: d.id for a, d in pairs if isinstance(d, ast.Name)}
+    known = _locals(function)
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "LogitsProcessor":
             summary.logits = True
+            summary.all_logits |= any(k.arg == "return_full_logits" for k in node.keywords)
+        # self.layers.append(DecoderLayer(...)), which fills a list that was made empty
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append" and node.args:
+            for name in _self_attributes(node.func.value):
+                _add_list(summary, name, _made(node.args[0], known, deep=True))
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             for name in _self_attributes(target):
-                if name == "layers":
-                    summary.layer += [c for c in _made(node.value, deep=True) if c not in summary.layer]
-                made = _made(node.value)
+                if name == "layers" or _is_list(node.value, known):
+                    _add_list(summary, name, _made(node.value, known, deep=True))
+                made = _made(node.value, known)
                 if made:
-                    known = summary.attributes.setdefault(name, [])
-                    known += [m for m in made if m not in known]
+                    attribute = summary.attributes.setdefault(name, [])
+                    attribute += [m for m in made if m not in attribute]
+
+
+def _add_list(summary: ClassSummary, name: str, made: list[str]) -> None:
+    names = summary.layer if name == "layers" else summary.lists.setdefault(name, [])
+    names += [m for m in made if m not in names]
+
+
+Locals = dict[str, list[ast.expr]]
+
+
+def _locals(function: Function) -> Locals:
+    """What a function assigns to its local names, and appends to them; not to its parameters."""
+    found: Locals = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".append") and node.args:
+            found.setdefault(ast.unparse(node.func).removesuffix(".append"), []).append(node.args[0])
+    arguments = function.args
+    for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        found.pop(parameter.arg, None)
+    return found
+
+
+def _is_list(value: ast.expr, known: Locals) -> bool:
+    """Whether an expression makes a list of modules: ``nn.ModuleList(...)``, ``make_layers(...)``, or a local made so."""
+    if isinstance(value, ast.Name):
+        return any(_is_list(v, {}) for v in known.get(value.id, ()))
+    return isinstance(value, ast.Call) and bool(re.search(r"ModuleList$|^make_\w*layers$", ast.unparse(value.func)))
 
 
 def _self_attributes(target: ast.expr) -> list[str]:
@@ -201,10 +250,17 @@ def _self_attributes(target: ast.expr) -> list[str]:
     return [t.attr for t in targets if isinstance(t, ast.Attribute) and isinstance(t.value, ast.Name) and t.value.id == "self"]
 
 
-def _made(value: ast.expr, deep: bool = False) -> list[str]:
-    """Names of what an expression makes an instance of: the callee of the outermost call, or of every call inside."""
+def _made(value: ast.expr, known: Locals | None = None, deep: bool = False) -> list[str]:
+    """Names of what an expression makes an instance of: the callee of the outermost call, or of every call inside.
+
+    A callee that is a local name is a class chosen at run time: ``[]TABLE`` where it was looked up in a table of the file, else
+    ``?``. ``known``: the locals; names in them are followed once.
+    """
+    known = known or {}
     if isinstance(value, ast.IfExp):
-        return _made(value.body, deep) + _made(value.orelse, deep)
+        return _made(value.body, known, deep) + _made(value.orelse, known, deep)
+    if isinstance(value, ast.Name):
+        return [name for one in known.get(value.id, ()) for name in _made(one, _without(known, value.id), deep)]
     if deep:
         calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
     else:
@@ -212,13 +268,35 @@ def _made(value: ast.expr, deep: bool = False) -> list[str]:
     names = []
     for call in calls:
         func = call.func
-        if isinstance(func, ast.Name) and func.id not in _NOT_CLASSES:
+        if isinstance(func, ast.Name) and func.id in known:
+            names += [_chosen(one) for one in known[func.id]]
+        elif isinstance(func, ast.Name) and func.id not in _NOT_CLASSES:
             names.append(func.id)
         elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self":
             names.append(f"(){func.attr}")
-    if deep:  # a class handed to a helper by name: make_layers(n, DecoderLayer)
-        names += [a.id for call in calls for a in call.args if isinstance(a, ast.Name) and a.id[:1].isupper()]
+        elif isinstance(func, ast.Attribute) and func.attr == "from_config":  # AutoModel.from_config(config)
+            names.append("?")
+    if deep:  # a class handed to a helper by name, make_layers(n, DecoderLayer), or a list that was filled before
+        arguments = [a for call in calls for a in call.args if isinstance(a, ast.Name)]
+        names += [a.id for a in arguments if a.id[:1].isupper()]
+        names += [name for a in arguments if a.id in known for name in _made(a, known, deep)]
     return names
+
+
+def _without(known: Locals, name: str) -> Locals:
+    return {key: values for key, values in known.items() if key != name}
+
+
+def _chosen(value: ast.expr) -> str:
+    """Of the value of a local that is called: ``[]TABLE`` for a look-up in a table, a class's own name, else ``?``."""
+    if isinstance(value, ast.Name):
+        return value.id
+    table: ast.expr | None = None
+    if isinstance(value, ast.Subscript):
+        table = value.value
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "get":
+        table = value.func.value
+    return f"[]{table.id}" if isinstance(table, ast.Name) else "?"
 
 
 def _read_capture(function: Function, summary: ClassSummary) -> None:
@@ -227,11 +305,11 @@ def _read_capture(function: Function, summary: ClassSummary) -> None:
     summary.tests += _tests(function)
 
 
-def _read_forward(function: Function, summary: ClassSummary) -> None:
+def _read_forward(function: Function, cls: ast.ClassDef, summary: ClassSummary) -> None:
     summary.defers = any(isinstance(n, ast.Name) and n.id == "super" for n in ast.walk(function))
     names = {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
-    if {"hidden_states", "forward_batch"} <= names:
-        stream = stream_of_forward("", function)
+    if "forward_batch" in names and any(name.endswith("hidden_states") for name in names):
+        stream = stream_of_forward("", function, ast.unparse(cls))
         summary.stream = f"refused: {stream.reason}" if isinstance(stream, Refusal) else stream.value
 
 

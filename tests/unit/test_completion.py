@@ -77,6 +77,25 @@ class OddLayer(Module):
     def forward(self, positions, hidden_states, forward_batch, loop_idx): ...
 
 
+class StageLayer(Module):
+    """As from 0.5.23: the stream is on the batch, and each stage says how its output is added."""
+
+    plain = True
+
+    def __init__(self):
+        super().__init__()
+        update = SimpleNamespace(is_plain_add=self.plain, applied_at_exit=False)
+        self.ffn_boundary = SimpleNamespace(declaration=SimpleNamespace(update=update))
+
+    def forward(self, positions, hidden_states, forward_batch):
+        hidden_states = self.ffn_boundary.prepare(hidden_states, forward_batch)
+        return self.ffn_boundary.finish(hidden_states, forward_batch)
+
+
+class GatedLayer(StageLayer):
+    plain = False
+
+
 class Stack(Module):
     def forward(self, input_ids):
         for layer in self.layers:
@@ -163,6 +182,10 @@ def test_a_wrapper_that_reaches_past_its_inner_model_is_not_delegated():
     assert "delivered" in completed(model)
 
 
+def test_layers_that_keep_the_stream_on_the_batch_and_add_plainly_are_tapped():
+    assert "generic tap of Stack" in completed(language_model(layer=StageLayer))
+
+
 def test_w05_an_inherited_setter_over_a_stack_that_captures_nothing_is_replaced():
     model = language_model((SETTER, ACCESSOR))
     assert "generic tap of Stack" in completed(model)
@@ -193,8 +216,10 @@ def test_w08_a_packed_embedding_is_refused_with_both_widths():
     ("model", "why"),
     [
         (language_model(layer=OddLayer), "OddLayer: the stack runs its layers several times"),
+        (language_model(layer=GatedLayer), "GatedLayer: it adds to the stream otherwise than plainly"),
         (Module(model=stack()), "no LogitsProcessor"),
         (Module(logits_processor=LogitsProcessor()), "found none"),
+        (Module(model=stack(), logits_processor=LogitsProcessor(return_full_logits=True)), "block diffusion"),
         (Module(a=stack(), b=stack(), logits_processor=LogitsProcessor()), "Stack at a, Stack at b"),
     ],
 )

@@ -90,3 +90,10 @@ def test_a_stack_that_passes_layers_over():
     loop = "def forward(self, x):\n    for layer in self.layers:\n        {}x = layer(x)\n    return x\n"
     assert skips_layers(loop.format("if self.text_only: continue\n        "))
     assert not skips_layers(loop.format(""))
+
+
+def test_several_streams_are_told_of_by_the_layers_class_where_its_forward_does_not():
+    assert stream_of_layer("Layer", BATCH) is Stream.BATCH
+    several = stream_of_layer("Layer", BATCH, "def __init__(self):\n    self.hc_attn_layer = Mixer()")
+    assert isinstance(several, Refusal)
+    assert "several streams" in several.reason

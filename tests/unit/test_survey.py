@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sglang_eagle3_plugin import support
 from sglang_eagle3_plugin.cli import compat as command
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.releases import DEAD, RULES, UNKNOWN
@@ -110,6 +111,88 @@ EntryClass = WrapForConditionalGeneration
     files = {"sglang/srt/models/inner.py": inner, "sglang/srt/models/wrap.py": wrapper}
     found = surveyed(wheel(tmp_path, files)).classes["WrapForConditionalGeneration"]
     assert (found.setter, found.inner, found.stack) == (None, "language_model", "InnerForCausalLMModel")
+
+
+TAPPED = """
+class Layer(nn.Module):
+    def forward(self, position_ids, hidden_states, forward_batch):
+        return hidden_states + self.mlp(hidden_states)
+class Crossing(nn.Module):
+    def forward(self, hidden_states, cross_attention_states, forward_batch):
+        return hidden_states
+class Stack(nn.Module):
+    def __init__(self, config):
+        {filled}
+class AForCausalLM(nn.Module):
+    def __init__(self, config):
+        self.{attribute} = Stack(config)
+        self.logits_processor = LogitsProcessor(config{keywords})
+EntryClass = AForCausalLM
+"""
+
+
+@pytest.mark.parametrize("attribute", ["model", "transformer", "inner"])
+@pytest.mark.parametrize(
+    ("filled", "stream"),
+    [
+        ("self.h = nn.ModuleList([Layer(config) for i in range(6)])", "hidden_states"),
+        ("self.blocks = make_layers(6, lambda idx, prefix: Layer(config))", "hidden_states"),
+        ("self.layers = nn.ModuleList()\n        self.layers.append(Layer(config))", "hidden_states"),
+        ("some = []\n        some.append(Layer(config))\n        self.layers = nn.ModuleList(some)", "hidden_states"),
+        (
+            "some = []\n        some.append(CrossingLayer())\n        some.append(Layer())\n        self.h = nn.ModuleList(some)",
+            "refused",
+        ),
+        ("self.h = [Layer(config)]", ""),
+    ],
+)
+def test_the_layers_are_found_whatever_their_list_is_called(tmp_path, attribute, filled, stream):
+    source = TAPPED.format(filled=filled, attribute=attribute, keywords="").replace("class Crossing(", "class CrossingLayer(")
+    found = surveyed(wheel(tmp_path, {"sglang/srt/models/a.py": source})).classes["AForCausalLM"]
+    assert found.stream.partition(":")[0] == stream
+    assert found.stack == ("Stack" if stream else "")
+
+
+def test_an_inner_model_that_is_chosen_by_its_version_or_by_its_config_is_followed(tmp_path):
+    inner = model("InnerForCausalLM", "[val + 1 for val in layer_ids]")
+    wrapper = """
+from sglang.srt.models.inner import InnerForCausalLM
+class Two(nn.Module):
+    def __init__(self, config):
+        self.llm = self.init_llm(config)
+    def init_llm(self, config):
+        return InnerForCausalLM(config)
+VERSIONS = {(2, 6): Two}
+class ByVersion:
+    def __init__(self, config):
+        one = VERSIONS.get(config.version)
+        made = one(config)
+        self.made = made
+class ByConfig(nn.Module):
+    def __init__(self, config):
+        cls = self.class_for(config)
+        self.language_model = cls(config)
+class Held:
+    def __init__(self, **kwargs):
+        self.inner = ByConfig(**kwargs)
+class ByVersionForConditionalGeneration(ByVersion): ...
+class ByConfigForConditionalGeneration(Held): ...
+EntryClass = [ByVersionForConditionalGeneration, ByConfigForConditionalGeneration]
+"""
+    files = {"sglang/srt/models/inner.py": inner, "sglang/srt/models/wrap.py": wrapper}
+    found = surveyed(wheel(tmp_path, files)).classes
+    assert found["ByVersionForConditionalGeneration"].stack == "InnerForCausalLMModel"
+    assert found["ByVersionForConditionalGeneration"].capture == "list"
+    assert found["ByConfigForConditionalGeneration"].chosen == "language_model"
+    assert support.plugin_can(found["ByConfigForConditionalGeneration"])[0]
+
+
+def test_block_diffusion_is_refused_with_its_reason(tmp_path):
+    source = TAPPED.format(filled="self.h = nn.ModuleList([Layer()])", attribute="model", keywords=", return_full_logits=True")
+    found = surveyed(wheel(tmp_path, {"sglang/srt/models/a.py": source})).classes["AForCausalLM"]
+    can, why = support.plugin_can(found)
+    assert not can
+    assert "block diffusion" in why
 
 
 def test_the_survey_runs_nothing_but_setters(tmp_path):

@@ -44,7 +44,24 @@ def install(module: ModuleType) -> None:
     for name in ("sglang.srt.utils.common", "sglang.srt.utils"):
         if hasattr(sys.modules.get(name), "get_device"):
             sys.modules[name].get_device = lambda *args, **kwargs: "cpu"  # type: ignore[attr-defined]
+    _stay_on_the_cpu()
     _rewire_when_asked(module.ModelRunner)
+
+
+def _stay_on_the_cpu() -> None:
+    """``module.to(device="cuda")``, as MiniCPM-V's resampler is moved up to some release, leaves it where it is."""
+    import torch
+
+    to = torch.nn.Module.to
+
+    @functools.wraps(to)
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        return to(self, *args, **kwargs)
+
+    if not torch.cuda.is_available():
+        torch.nn.Module.to = moved
 
 
 def _rewire_when_asked(runner: Any) -> None:

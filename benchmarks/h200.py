@@ -1,10 +1,16 @@
-"""Decode throughput on one GPU, CUDA graphs on: baseline, EAGLE-3, the plugin installed and not, debug on, graphs off. One run.
+"""Decode throughput on one GPU, CUDA graphs on: baseline, EAGLE-3, the plugin installed and not, debug, dump, graphs off. One run.
 
-    python benchmarks/h200.py TARGET GOOD_DRAFT RANDOM_DRAFT OUT.json [--rounds 12] [--tokens 512]
+    python benchmarks/h200.py OUT.json [--models DIR] [--rounds 40] [--tokens 512]
 
 Needs a CUDA device, SGLang and this plugin. Every configuration is an engine of its own that stays up; they generate in turn, one
-at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out.
+at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. Two
+engines of one configuration differ by more than the plugin costs, so that pair is measured with two engines on either side.
+
+The models (`big_models.py`) are made where DIR lacks them. "Not installed" takes the plugin off the path of that engine; where it
+lies in the environment itself, EAGLE3_PLUGIN=0 stands for that, and the answer says so.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -12,8 +18,15 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import big_models
 
 ARGUMENTS = {
     "device": "cuda",
@@ -37,30 +50,52 @@ EAGLE3 = {
     "speculative_num_draft_tokens": 4,
 }
 PROMPT = [5, 6, 8, 9, 10, 11, 12, 13]
+SELDOM = 4
+"""Configurations whose ratio is far from 1 generate in every fourth round only."""
 
-# name -> draft, further arguments, environment, the configuration that it is measured against
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is served, how often, and what it is held against."""
+
+    draft: str | None = None
+    plugin: bool = True
+    against: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    engines: int = 1
+    seldom: bool = False
+
+
+BASE, STOCK, PLUGIN = "baseline, no draft", "perfect draft, plugin not installed", "perfect draft, plugin"
 CONFIGURATIONS = {
-    "baseline": (None, {}, {"EAGLE3_PLUGIN": "0"}, None),
-    "EAGLE-3, perfect draft, plugin off": ("good", {}, {"EAGLE3_PLUGIN": "0"}, "baseline"),
-    "EAGLE-3, perfect draft, plugin": ("good", {}, {}, "EAGLE-3, perfect draft, plugin off"),
-    "EAGLE-3, random draft, plugin off": ("random", {}, {"EAGLE3_PLUGIN": "0"}, "baseline"),
-    "EAGLE-3, random draft, plugin": ("random", {}, {}, "EAGLE-3, random draft, plugin off"),
-    "debug, every step": ("good", {}, {"EAGLE3_DEBUG": "every=1,rate=0"}, "EAGLE-3, perfect draft, plugin"),
-    "graphs off": ("good", {"disable_cuda_graph": True}, {}, "EAGLE-3, perfect draft, plugin"),
+    BASE: Configuration(plugin=False, seldom=True),
+    STOCK: Configuration("good", plugin=False, against=BASE, engines=2),
+    PLUGIN: Configuration("good", against=STOCK, engines=2),
+    "perfect draft, plugin, boundaries 0 and L captured": Configuration(
+        "edges", against=PLUGIN, environment={"EAGLE3_CAPTURE_BOUNDARIES": "0,{middle},{layers}"}
+    ),
+    "perfect draft, EAGLE3_DEBUG, every step": Configuration(
+        "good", against=PLUGIN, environment={"EAGLE3_DEBUG": "every=1,rate=0"}
+    ),
+    "perfect draft, EAGLE3_DUMP_DIR": Configuration("good", against=PLUGIN, environment={"EAGLE3_DUMP_DIR": "{scratch}/dump"}),
+    "perfect draft, --disable-cuda-graph": Configuration(
+        "good", against=PLUGIN, arguments={"disable_cuda_graph": True}, seldom=True
+    ),
+    "random draft, plugin": Configuration("random", against=BASE, seldom=True),
 }
 
 
-def worker(request: dict) -> None:
+def worker(request: dict[str, Any]) -> None:
     import sglang
 
-    engine = sglang.Engine(**request["engine"])
+    engine = sglang.Engine(**request)
     say = os.fdopen(int(os.environ["BENCH_FD"]), "w")
     print("ready", file=say, flush=True)
     for line in sys.stdin:
+        sampling = {"max_new_tokens": int(line), "temperature": 0.0, "ignore_eos": True}
         began = time.perf_counter()
-        output = engine.generate(
-            input_ids=PROMPT, sampling_params={"max_new_tokens": int(line), "temperature": 0.0, "ignore_eos": True}
-        )
+        output = engine.generate(input_ids=PROMPT, sampling_params=sampling)
         seconds = time.perf_counter() - began
         meta = output["meta_info"]
         print(json.dumps([meta["completion_tokens"] / seconds, meta.get("spec_accept_length")]), file=say, flush=True)
@@ -68,89 +103,153 @@ def worker(request: dict) -> None:
     os._exit(0)
 
 
+def without_plugin() -> dict[str, str]:
+    """The environment of an engine without the plugin."""
+    found = find_spec("sglang_eagle3_plugin")
+    assert found is not None
+    assert found.origin is not None
+    place = str(Path(found.origin).parent.parent)
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if place in path:
+        return {"PYTHONPATH": os.pathsep.join(entry for entry in path if entry != place)}
+    return {"EAGLE3_PLUGIN": "0"}
+
+
 class Running:
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
-        draft, arguments, environment, self.against = CONFIGURATIONS[name]
-        engine = ARGUMENTS | {"model_path": str(options.target)} | arguments
-        if draft:
-            engine |= EAGLE3 | {"speculative_draft_model_path": str(getattr(options, draft))}
+    """One engine."""
+
+    def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
+        one = CONFIGURATIONS[name]
+        engine = ARGUMENTS | json.loads(options.engine) | {"model_path": str(options.models / "target")} | one.arguments
+        if one.draft:
+            engine |= EAGLE3 | {"speculative_draft_model_path": str(options.models / one.draft)}
+        place = scratch / f"{list(CONFIGURATIONS).index(name)}-{number}"
+        place.mkdir(mode=0o700)
+        values = {"scratch": str(place), "layers": options.layers, "middle": options.layers // 2}
+        environment = {variable: text.format(**values) for variable, text in one.environment.items()}
+        environment |= {"EAGLE3_RUNTIME_DIR": str(place), "EAGLE3_DEBUG_FILE": str(place / "debug.jsonl")}
         read, write = os.pipe()
-        self.log = Path(f"{options.out}.{list(CONFIGURATIONS).index(name)}.log").open("w")  # noqa: SIM115
-        debug = {"EAGLE3_DEBUG_FILE": f"{options.out}.debug.jsonl"} if "EAGLE3_DEBUG" in environment else {}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", json.dumps({"engine": engine})],
-            stdin=subprocess.PIPE,
-            stdout=self.log,
-            stderr=self.log,
-            text=True,
-            pass_fds=[write],
-            env=os.environ | environment | debug | {"BENCH_FD": str(write)},
-        )
+        self.log = place / "log.txt"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "--worker", json.dumps(engine)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                pass_fds=[write],
+                env=os.environ | environment | ({} if one.plugin else without_plugin()) | {"BENCH_FD": str(write)},
+            )
         os.close(write)
         self.answers = os.fdopen(read)
+        self.rates: list[float] = []
+        self.accepted: float | None = None
 
     def wait(self) -> bool:
-        return self.answers.readline().strip() == "ready"
+        if self.answers.readline().strip() == "ready":
+            return True
+        print(self.log.read_text(errors="replace")[-3000:], file=sys.stderr)
+        return False
 
-    def generate(self, tokens: int) -> tuple[float, float | None]:
+    def generate(self, tokens: int) -> float:
         print(tokens, file=self.process.stdin, flush=True)
-        rate, accepted = json.loads(self.answers.readline())
-        return rate, accepted
+        rate, self.accepted = json.loads(self.answers.readline())
+        return float(rate)
+
+
+def start(options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
+    """Start every engine: one without and one with a draft first, which fill the kernels' caches, then the others."""
+    numbered = [(name, number) for name, one in CONFIGURATIONS.items() for number in range(one.engines)]
+    numbered.sort(key=lambda which: which not in ((BASE, 0), (PLUGIN, 0)))
+    running: dict[str, list[Running]] = {name: [] for name in CONFIGURATIONS}
+    for wave in (numbered[:2], numbered[2:]):
+        started = [(name, Running(name, number, options, scratch)) for name, number in wave]
+        with ThreadPoolExecutor() as pool:
+            ready = pool.map(lambda pair: pair[1].wait(), started)
+        for (name, one), well in zip(started, ready, strict=True):
+            if well:
+                running[name].append(one)
+        print(f"{time.perf_counter():.0f} s: {sum(map(len, running.values()))} engines are up", file=sys.stderr, flush=True)
+    return running
+
+
+def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> dict[str, list[float | None]]:
+    """Rates by configuration and round: the mean of its engines; None in a round that it sat out."""
+    for one in (one for engines in running.values() for one in engines):
+        one.generate(64)
+    rates: dict[str, list[float | None]] = {name: [] for name in running}
+    for number in range(options.rounds):
+        names = list(running) if number % 2 else list(reversed(running))
+        for name in names:
+            sits_out = CONFIGURATIONS[name].seldom and number % SELDOM
+            found = [] if sits_out else [one.generate(options.tokens) for one in running[name]]
+            rates[name].append(statistics.mean(found) if found else None)
+    return rates
+
+
+def row(name: str, running: list[Running], rates: dict[str, list[float | None]]) -> dict[str, Any]:
+    own = [rate for rate in rates[name] if rate is not None]
+    if not own:
+        return {"configuration": name, "failed": True}
+    against = CONFIGURATIONS[name].against
+    told: dict[str, Any] = {
+        "configuration": name,
+        "tokens_per_s": round(statistics.median(own), 1),
+        "range": [round(min(own), 1), round(max(own), 1)],
+        "spec_accept_length": running[0].accepted,
+        "engines": len(running),
+    }
+    if against is not None:
+        ratios = sorted(a / b for a, b in zip(rates[name], rates[against], strict=True) if a is not None and b is not None)
+        if ratios:
+            quarter = len(ratios) // 4
+            told |= {"against": against, "ratio": round(statistics.median(ratios), 4)}
+            told["ratio_quartiles"] = [round(ratios[quarter], 4), round(ratios[-1 - quarter], 4)]
+    return told
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("target", "good", "random", "out"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "eagle3-big-models"))
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--engine", default="{}", help="further engine arguments, JSON")
+    big_models.options(parser)
     options = parser.parse_args()
-    first, *rest = CONFIGURATIONS
-    running = {first: Running(first, options)}
-    running[first].wait()  # alone: it fills the kernels' caches
-    running |= {name: Running(name, options) for name in rest}
-    running = {name: one for name, one in running.items() if name == first or one.wait()}
-    for one in running.values():
-        one.generate(64)
-    rates: dict[str, list[float]] = {name: [] for name in running}
-    accepted = {}
-    for round_ in range(options.rounds):
-        order = list(running) if round_ % 2 else list(reversed(running))
-        for name in order:
-            rate, accepted[name] = running[name].generate(options.tokens)
-            rates[name].append(rate)
-    import torch
-
-    rows = []
-    for name in CONFIGURATIONS:
-        if name not in rates:
-            rows.append({"configuration": name, "failed": True})
-            continue
-        against = CONFIGURATIONS[name][3]
-        row = {
-            "configuration": name,
-            "tokens_per_s": round(statistics.median(rates[name]), 1),
-            "spec_accept_length": accepted[name],
-        }
-        row["range"] = [round(min(rates[name]), 1), round(max(rates[name]), 1)]
-        if against in rates:
-            ratios = [a / b for a, b in zip(rates[name], rates[against], strict=True)]
-            row |= {"against": against, "ratio": round(statistics.median(ratios), 4)}
-        rows.append(row)
+    if not (options.models / "random" / "config.json").exists():
+        subprocess.run(
+            [sys.executable, big_models.__file__, str(options.models)]
+            + [word for name in ("layers", "hidden", "vocab") for word in (f"--{name}", str(getattr(options, name)))],
+            check=True,
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        running = start(options, Path(scratch))
+        try:
+            rates = measure(running, options)
+            dumped = sum(len(list(Path(scratch).rglob(pattern))) for pattern in ("*.safetensors",))
+            lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
+        finally:
+            for one in (one for engines in running.values() for one in engines):
+                one.process.kill()
     from importlib.metadata import version
 
+    import torch
+
     answer = {
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "sglang": version("sglang"),
         "torch": torch.__version__,
+        "model": f"Llama, {options.layers} layers, hidden size {options.hidden}",
+        "not_installed": "not on the path" if "PYTHONPATH" in without_plugin() else "EAGLE3_PLUGIN=0",
         "rounds": options.rounds,
         "tokens": options.tokens,
-        "rows": rows,
+        "files_dumped": dumped,
+        "debug_lines": lines,
+        "rows": [row(name, running[name], rates) for name in CONFIGURATIONS],
     }
     options.out.write_text(json.dumps(answer, indent=1) + "\n")
-    print(json.dumps(answer, indent=1))
-    for one in running.values():
-        one.process.kill()
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

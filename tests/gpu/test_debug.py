@@ -28,8 +28,8 @@ from sglang_eagle3_plugin.rig import models
 BOUNDARIES = (3, 5, 6)
 BLOCKS = 8
 PROMPTS = [[17, 34, 51, 68, 85], *([200 - i, 3 + i, 77] for i in range(7))]
-CLOSE = 2e-3
-"""Relative, of norms: float32 kernels of a graph and of an eager pass may sum in another order, and matmuls may use TF32."""
+CLOSE = 5e-3
+"""Relative, of norms: kernels of a graph and of an eager pass may sum in another order, in float16."""
 
 
 def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
@@ -41,7 +41,7 @@ def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": 4,
         "device": "cuda",
-        "dtype": "float32",
+        "dtype": "float16",
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",

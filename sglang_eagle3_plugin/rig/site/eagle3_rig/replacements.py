@@ -97,8 +97,8 @@ def _before_0_5_8(release: tuple[int, ...]) -> bool:
     return release < (0, 5, 8)
 
 
-def _before_0_5_11(release: tuple[int, ...]) -> bool:
-    return release < (0, 5, 11)
+def _before_0_5_13(release: tuple[int, ...]) -> bool:
+    return release < (0, 5, 13)
 
 
 REPLACEMENTS = (
@@ -165,8 +165,8 @@ STUBS = (
     Stub(
         ("sgl_kernel", "sgl_kernel.*"),
         "its shared object wants libcuda.so.1 when imported; nothing of it is called",
-        "0.5.9, 0.5.10.post1",
-        _before_0_5_11,
+        "0.5.9 to 0.5.11",
+        _before_0_5_13,
     ),
 )
 

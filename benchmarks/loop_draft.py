@@ -162,13 +162,14 @@ def train(export, target, out, seconds, steps):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("export", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--steps", type=int, default=4, help="Unrolled steps.")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     train(options.export, options.target, options.draft, options.seconds, options.steps)
 
 

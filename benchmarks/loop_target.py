@@ -94,6 +94,7 @@ def write(directory, out, texts, prompt, new, held_out):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=2)
     commands = parser.add_subparsers(dest="what", required=True)
     one = commands.add_parser("train")
     one.add_argument("target", type=Path)
@@ -106,7 +107,7 @@ def main():
     two.add_argument("--new", type=int, default=112)
     two.add_argument("--held-out", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     if options.what == "train":
         train(options.target, options.seconds)
     else:

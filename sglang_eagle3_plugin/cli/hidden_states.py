@@ -1,4 +1,4 @@
-"""`sglang-eagle3 hidden-states`: info, extract, verify, export, compare, score."""
+"""`sglang-eagle3 hidden-states`: info, dump, extract, verify, export, compare, score."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sglang_eagle3_plugin.cli import dump as dump_commands
 from sglang_eagle3_plugin.errors import UserError
 
 _DIRECTORY = click.Path(path_type=Path)
@@ -30,6 +31,9 @@ def command() -> None:
         import numpy  # noqa: F401
     except ImportError as error:
         raise UserError("hidden-states needs numpy; install sglang-eagle3-plugin[hidden-states]") from error
+
+
+command.add_command(dump_commands.command)
 
 
 @command.command()

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import inspect
 import logging
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,10 +22,9 @@ from typing import Any
 
 from sglang_eagle3_plugin import __version__
 from sglang_eagle3_plugin.activation import sglang_release
-from sglang_eagle3_plugin.boundaries import check, default_boundaries
 from sglang_eagle3_plugin.hidden_states.layout import Header
 from sglang_eagle3_plugin.runtime import tap
-from sglang_eagle3_plugin.runtime.capture import CaptureError, LayerStack
+from sglang_eagle3_plugin.runtime.dump_target import DumpTarget
 from sglang_eagle3_plugin.runtime.spool import Block, Finished, Spool
 from sglang_eagle3_plugin.settings import DumpSettings, Settings
 
@@ -39,16 +38,30 @@ _REMEMBERED = 1 << 16
 
 
 def start(runner: Any, settings: Settings) -> None:
-    """Begin to dump a target, if the user asked for it, on the one rank that writes; a starter of `tap`.
+    """Begin to dump a target, if the user asked for it, on the one rank that writes, and make it switchable; a starter of `tap`.
 
     Raises:
         CaptureError, BoundaryError: the target cannot give what is asked for. The tap logs it; serving goes on.
     """
-    global current
-    if settings.dump_dir is None or runner.is_draft_worker or current is not None or not _writes(runner):
+    if runner.is_draft_worker or current is not None or not _writes(runner, settings):
         return
-    current = Dump(runner, Path(settings.dump_dir), settings.dump)
+    from sglang_eagle3_plugin.runtime.dump_switch import begin_switch
+
+    begin_switch(runner, settings)
+    if settings.dump_dir is not None:
+        begin(runner, Path(settings.dump_dir), settings.dump)
+
+
+def begin(runner: Any, directory: Path, options: DumpSettings) -> Dump:
+    """Begin to dump; on the thread that runs the passes, between two of them.
+
+    Raises:
+        CaptureError, BoundaryError: see :func:`start`.
+    """
+    global current
+    current = Dump(runner, directory, options)
     tap.add(current)
+    return current
 
 
 def batch_done(batch: Any) -> None:
@@ -73,66 +86,24 @@ class Dump:
     """Rows by request, until the request is complete. A consumer of `tap`; one per process.
 
     Attributes:
-        enabled: switch it off and on at any time; requests that began while it was off are not dumped.
+        enabled: whether it still dumps; what has ended stays so.
         boundaries: of the slots of ``aux``, ascending.
+        target: what it does to the target.
     """
 
     def __init__(self, runner: Any, directory: Path, options: DumpSettings) -> None:
         self.enabled = True
         self.runner = runner
         self.options = options
-        self.num_layers = int(runner.model_config.num_hidden_layers)
-        self.speculating = not runner.spec_algorithm.is_none()
-        self.boundaries = self._capture()
+        self._said: set[str] = set()
+        self.target = DumpTarget(runner, options, self._say)
+        self.boundaries = self.target.boundaries
         self._config = _config_checksum(runner.server_args.model_path)
         self._pending: collections.OrderedDict[str, _Pending] = collections.OrderedDict()
         self._done: collections.OrderedDict[str, None] = collections.OrderedDict()
-        self._said: set[str] = set()
         self._lock = threading.Lock()
-        self._seen: dict[str, Any] = {}
-        self._hooks = self._hook()
         limits = {"max_bytes": options.max_bytes, "min_free_bytes": options.min_free_bytes}
         self.spool = Spool(directory, self._header, limits, options.queue_bytes, self._off)
-
-    # What is captured
-
-    def _capture(self) -> tuple[int, ...]:
-        """Make the target emit the boundaries, or take those that a draft already has it emit."""
-        asked = self.options.boundaries
-        if self.speculating:
-            captured = LayerStack.find(self.runner.model, self.num_layers).captured
-            if asked and check(asked, self.num_layers) != captured:
-                self._say(
-                    "boundaries", f"a draft is served, so the dump has its boundaries {list(captured)}, not EAGLE3_DUMP_BOUNDARIES"
-                )
-            return captured
-        if self.options.all_boundaries:
-            asked = tuple(range(self.num_layers + 1))
-        wanted = check(asked or default_boundaries(self.num_layers), self.num_layers)
-        setter = getattr(self.runner.model, "set_eagle3_layers_to_capture", None)
-        if setter is None:
-            raise CaptureError(f"{type(self.runner.model).__name__} has no set_eagle3_layers_to_capture, so it captures nothing")
-        setter(None)  # makes the model hand its captures on; which ones is the stack's business
-        LayerStack.find(self.runner.model, self.num_layers).capture(wanted)
-        return wanted
-
-    def _hook(self) -> list[Any]:
-        processors = [module for module in self.runner.model.modules() if type(module).__name__ == "LogitsProcessor"]
-        if len(processors) != 1:
-            raise CaptureError(f"expected one LogitsProcessor in {type(self.runner.model).__name__}, found {len(processors)}")
-        self._parameters = list(inspect.signature(processors[0].forward).parameters)
-        handles = [processors[0].register_forward_pre_hook(self._at_logits, with_kwargs=True)]
-        # SGLang names the runner of prefill graphs by release: piecewise to 0.5.13.post1, then prefill.
-        for name in ("piecewise_cuda_graph_runner", "prefill_cuda_graph_runner"):
-            graphs = getattr(self.runner, name, None)
-            for ask in ("can_run", "can_run_graph"):
-                if graphs is not None and type(graphs).__name__ != "EagerRunner" and hasattr(graphs, ask):
-                    setattr(graphs, ask, lambda *_args, **_kwargs: False)
-        return handles
-
-    def _at_logits(self, processor: Any, args: Any, kwargs: Any) -> None:
-        given = dict(zip(self._parameters, args, strict=False)) | kwargs
-        self._seen = {name: given.get(name) for name in ("input_ids", "hidden_states", "aux_hidden_states")}
 
     def _header(self, aux_shape: tuple[int, ...], dtype: str) -> Header:
         return Header(
@@ -140,7 +111,7 @@ class Dump:
             hidden_size=aux_shape[-1],
             dtype=dtype,
             final="post_norm" if self.options.final else "none",
-            num_layers=self.num_layers,
+            num_layers=int(self.runner.model_config.num_hidden_layers),
             model=str(self.runner.server_args.model_path),
             architecture=type(self.runner.model).__name__,
             config_sha256=self._config,
@@ -153,8 +124,10 @@ class Dump:
 
     def on_forward(self, runner: Any, forward_batch: Any, output: Any) -> None:
         """See `tap.Consumer`."""
-        seen, self._seen = self._seen, {}
-        if runner is not self.runner or not self.enabled:
+        if runner is not self.runner:
+            return
+        seen = self.target.take()
+        if not self.enabled:
             return
         mode = forward_batch.forward_mode.name
         if mode == "DECODE":
@@ -326,7 +299,16 @@ class Dump:
                 return True
         return False
 
-    # Faults
+    # Ends
+
+    def ignore(self, rids: Iterable[str]) -> None:
+        """Dump none of these requests: they began before the dump did."""
+        self._done.update(dict.fromkeys(rids))
+
+    def end(self) -> None:
+        """Write what is complete, and let go of the directory; not on the serving thread, for it waits for the disk."""
+        self._off()
+        self.spool.stop()
 
     def fail(self, error: Exception) -> None:
         """Turn the dump off after a fault of its own; serving goes on."""
@@ -337,8 +319,7 @@ class Dump:
     def _off(self) -> None:
         self.enabled = False
         tap.remove(self)
-        for hook in self._hooks:
-            hook.remove()
+        self.target.stop()
         self._pending.clear()
 
     def _say(self, key: str, sentence: str) -> None:
@@ -347,10 +328,11 @@ class Dump:
             logger.warning("sglang-eagle3-plugin: %s.", sentence)
 
 
-def _writes(runner: Any) -> bool:
+def _writes(runner: Any, settings: Settings) -> bool:
     """Whether this rank has whole rows that no other rank writes: the first of its attention group, and the only pipeline stage."""
     if runner.server_args.pp_size > 1:
-        logger.warning("sglang-eagle3-plugin: no dump with pipeline parallelism, which drops early captures.")
+        if settings.dump_dir is not None:
+            logger.warning("sglang-eagle3-plugin: no dump with pipeline parallelism, which drops early captures.")
         return False
     return _attention_rank() == 0
 

@@ -148,6 +148,8 @@ class Spool:
         self.directory = directory
         self.budget = Budget(limit)
         self.counts: collections.Counter[str] = collections.Counter()
+        self.problem = ""
+        """Why writing was given up."""
         self._header = header
         # Shards that are being gathered and on their way hold their blocks: together at most half of the limit.
         self._options = {**options, "shard_bytes": min(128 << 20, max(1, limit // 8)), "parallel": SHARDS_ALOFT}
@@ -271,6 +273,7 @@ class Spool:
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True
+        self.problem = f"the dump to {self.directory} has ended: {error}"
         self._failed()
         logger.warning(
             "sglang-eagle3-plugin: the dump to %s is off in this process, serving goes on: %s (%s).",

@@ -1,7 +1,8 @@
 """The live switch: one small file a process, which only its owner can write, in the plugin's runtime directory.
 
-`sglang-eagle3 debug on` writes ``<pid>.debug`` for each process that can be switched, which looks at it at most once a
-second. What is there from before the process began, or from a process that had its number, is not obeyed.
+`sglang-eagle3 debug on` writes ``<pid>.debug`` for each process that can be switched, `hidden-states dump on` ``<pid>.dump``; the
+process looks at it at most once a second. What is there from before the process began, or from a process that had its number, is
+not obeyed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sglang_eagle3_plugin import records
 from sglang_eagle3_plugin.runtime.debug.spec import SpecError, parse
@@ -28,8 +31,8 @@ class Command:
         start_time: when that process began (see :func:`records.start_time`), so that a reused number does not obey.
         serial: counts the commands; the process names in its record the last one it obeyed.
         on: whether to look.
-        spec: see :mod:`~sglang_eagle3_plugin.runtime.debug.spec`.
-        file: JSON lines file, or None.
+        spec: see :mod:`~sglang_eagle3_plugin.runtime.debug.spec`; of a dump, which boundaries.
+        file: JSON lines file, or None; of a dump, its directory.
     """
 
     pid: int
@@ -44,13 +47,13 @@ class ControlError(ValueError):
     """A control file that is not obeyed; the message says why, in a sentence."""
 
 
-def path_for(pid: int) -> Path:
-    """Where the control file of a process is.
+def path_for(pid: int, kind: str = "debug") -> Path:
+    """Where the control file of a process is, for ``debug`` or ``dump``.
 
     Raises:
         OSError: the runtime directory is not usable; see :func:`records.directory`.
     """
-    return records.directory() / f"{pid}.debug"
+    return records.directory() / f"{pid}.{kind}"
 
 
 def lines_for(pid: int) -> Path:
@@ -62,13 +65,13 @@ def lines_for(pid: int) -> Path:
     return records.directory() / f"{pid}.debug.jsonl"
 
 
-def write(command: Command) -> None:
+def write(command: Command, kind: str = "debug") -> None:
     """Write a command, atomically, mode 0600.
 
     Raises:
         OSError: it can't be written.
     """
-    path = path_for(command.pid)
+    path = path_for(command.pid, kind)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -79,10 +82,16 @@ def write(command: Command) -> None:
 
 
 class ControlFile:
-    """This process's control file, read when it has changed."""
+    """This process's control file, read when it has changed.
 
-    def __init__(self) -> None:
-        self.path = path_for(os.getpid())
+    Args:
+        kind: ``debug`` or ``dump``.
+        check: raises :class:`SpecError` where a command's spec does not parse.
+    """
+
+    def __init__(self, kind: str = "debug", check: Callable[[str], Any] = parse) -> None:
+        self.path = path_for(os.getpid(), kind)
+        self._check_spec = check
         self._began = time.time()
         self._start_time = records.start_time(os.getpid())
         self._seen: tuple[int, int, int] | None = None
@@ -130,7 +139,7 @@ class ControlFile:
             command = Command(**json.loads(data[: _LARGEST + 1]))
             fits = all(isinstance(number, int) for number in (command.pid, command.start_time, command.serial))
             fits = fits and isinstance(command.on, bool) and isinstance(command.file, str | None)
-            parse(command.spec)
+            self._check_spec(command.spec)
         except SpecError as error:
             raise ControlError(f"the spec in {self.path} does not parse: {error}") from error
         except (ValueError, TypeError, AttributeError, RecursionError) as error:

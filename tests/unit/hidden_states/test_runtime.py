@@ -55,12 +55,25 @@ class Full:
         self.out[finished.request] = (rows, finished.prompt_tokens)
 
 
+class Target:
+    """What a pass's logits processor was given, where a hook ran."""
+
+    seen = None
+
+    def take(self):
+        seen, self.seen = self.seen, None
+        return seen or {}
+
+    def stop(self):
+        pass
+
+
 def dumping(room=10**9, **options):
     """A dump of no engine: its tensors are the token ids themselves."""
     dump = Dump.__new__(Dump)
     dump.enabled, dump.runner, dump.options = True, object(), DumpSettings(**options)
     dump._pending, dump._done, dump._said = collections.OrderedDict(), collections.OrderedDict(), set()
-    dump._lock, dump._seen, dump._hooks, dump.spool = threading.Lock(), {}, [], Full(room)
+    dump._lock, dump.spool, dump.target = threading.Lock(), Full(room), Target()
     dump._tensors = lambda seen, rows: seen["input_ids"] if seen else "unseen"
     return dump
 
@@ -75,7 +88,7 @@ def forward(dump, mode, *parts, seen=True, graph=False):
         extend_prefix_lens_cpu=list(prefixes),
     )
     if seen:
-        dump._seen = {"input_ids": [token for part in ids for token in part]}
+        dump.target.seen = {"input_ids": [token for part in ids for token in part]}
     dump.on_forward(dump.runner, batch, Thing(can_run_graph=graph))
 
 

@@ -1,0 +1,74 @@
+"""`sglang-eagle3 hidden-states dump`: the dump of a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from sglang_eagle3_plugin.server import dump, processes
+
+
+def _server(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+    function = click.option("--pid", type=int, help="The server, by the pid of any of its processes.")(function)
+    return click.option("--url", metavar="URL", help="The server, by its address on this machine.")(function)
+
+
+def _pid(url: str | None, pid: int | None) -> int:
+    if bool(url) == bool(pid):
+        raise click.UsageError("give --url or --pid")
+    return processes.listening_on(url) if url else int(pid or 0)
+
+
+@click.group(name="dump")
+def command() -> None:
+    """Turn the dump of a running server on or off; no restart.
+
+    Requests that began before are not dumped. The other EAGLE3_DUMP_ variables are those that the server was started with.
+    """
+
+
+@command.command("on")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where to; the server's EAGLE3_DUMP_DIR unless given.")
+@click.option("--boundaries", default="", metavar="B,B,B", help="Which, or 'all'; as the server was started unless given.")
+@_server
+def on(directory: Path | None, boundaries: str, url: str | None, pid: int | None, as_json: bool) -> int:
+    """Begin a dump; one that is on ends first. Exit status 1 when a process did not obey."""
+    return _show(dump.switch(_pid(url, pid), on=True, directory=directory, boundaries=boundaries, url=url), as_json)
+
+
+@command.command("off")
+@_server
+def off(url: str | None, pid: int | None, as_json: bool) -> int:
+    """End the dump; what is complete is written. Exit status 1 when a process did not obey."""
+    return _show(dump.switch(_pid(url, pid), on=False), as_json)
+
+
+@command.command("status")
+@_server
+def status(url: str | None, pid: int | None, as_json: bool) -> int:
+    """Say whether each process dumps, where to, and what became of its requests. Exit status 1 when one has a problem."""
+    return _show(dump.states(_pid(url, pid)), as_json)
+
+
+def _show(states: list[dump.State], as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps([asdict(state) for state in states], indent=2))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for state in states:
+            what = "on" if state.on else "begins with the next pass" if state.waiting else "off"
+            where = f" to {escape(state.directory or '')}, boundaries {', '.join(map(str, state.boundaries))}" if state.on else ""
+            console.print(f"[bold]{escape(state.role)}[/bold] pid {state.pid}: {what}{where}")
+            if state.counts:
+                console.print("  " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(state.counts.items())))
+            if state.problem:
+                console.print(f"  [red]{escape(state.problem)}[/red]")
+    return int(any(state.problem for state in states))

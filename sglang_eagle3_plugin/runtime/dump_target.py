@@ -1,0 +1,98 @@
+"""What a dump does to a target: has it emit boundaries, keeps what its logits processor is given, and takes all of it back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sglang_eagle3_plugin.boundaries import check, default_boundaries
+from sglang_eagle3_plugin.runtime.capture import CaptureError, LayerStack
+from sglang_eagle3_plugin.settings import DumpSettings
+
+_FLAG = "capture_aux_hidden_states"
+"""The attribute by which SGLang's targets hand their captures on; their setters turn it on and nothing turns it off."""
+
+
+class DumpTarget:
+    """A target that is dumped.
+
+    Args:
+        runner: its ``ModelRunner``.
+        options: which boundaries.
+        say: called with (key, sentence) about what is not as asked for.
+
+    Attributes:
+        boundaries: of the captured slots, ascending.
+
+    Raises:
+        CaptureError, BoundaryError: it cannot give what is asked for.
+    """
+
+    def __init__(self, runner: Any, options: DumpSettings, say: Callable[[str, str], None]) -> None:
+        self._model = runner.model
+        self._num_layers = int(runner.model_config.num_hidden_layers)
+        self._speculating = not runner.spec_algorithm.is_none()
+        self._flags = [(m, getattr(m, _FLAG)) for m in self._model.modules() if isinstance(vars(m).get(_FLAG), bool)]
+        self._seen: dict[str, Any] = {}
+        processors = [module for module in self._model.modules() if type(module).__name__ == "LogitsProcessor"]
+        if len(processors) != 1:
+            raise CaptureError(f"expected one LogitsProcessor in {type(self._model).__name__}, found {len(processors)}")
+        self.boundaries = self._capture(options, say)
+        self._parameters = list(inspect.signature(processors[0].forward).parameters)
+        self._hook = processors[0].register_forward_pre_hook(self._at_logits, with_kwargs=True)
+        self._graphs = _refuse_prefill_graphs(runner)
+
+    def take(self) -> dict[str, Any]:
+        """What the logits processor was given in the last pass, by the names of its parameters; empty if no hook ran."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def stop(self) -> None:
+        """See nothing more, and let prefill graphs run again; from any thread."""
+        self._hook.remove()
+        for graphs, name in self._graphs:
+            graphs.__dict__.pop(name, None)
+        self._graphs, self._seen = [], {}
+
+    def release(self) -> None:
+        """Have the target capture nothing more, unless a draft lives on it. Between passes only: it changes what a pass returns."""
+        if not self._speculating:
+            LayerStack.find(self._model, self._num_layers).capture(())
+            for module, flag in self._flags:
+                setattr(module, _FLAG, flag)
+
+    def _capture(self, options: DumpSettings, say: Callable[[str, str], None]) -> tuple[int, ...]:
+        """Make the target emit the boundaries, or take those that a draft already has it emit."""
+        asked = options.boundaries
+        if self._speculating:
+            captured = LayerStack.find(self._model, self._num_layers).captured
+            if asked and check(asked, self._num_layers) != captured:
+                say("boundaries", f"a draft is served, so the dump has its boundaries {list(captured)}, not those asked for")
+            return captured
+        if options.all_boundaries:
+            asked = tuple(range(self._num_layers + 1))
+        wanted = check(asked or default_boundaries(self._num_layers), self._num_layers)
+        setter = getattr(self._model, "set_eagle3_layers_to_capture", None)
+        if setter is None:
+            raise CaptureError(f"{type(self._model).__name__} has no set_eagle3_layers_to_capture, so it captures nothing")
+        setter(None)  # makes the model hand its captures on; which ones is the stack's business
+        LayerStack.find(self._model, self._num_layers).capture(wanted)
+        return wanted
+
+    def _at_logits(self, processor: Any, args: Any, kwargs: Any) -> None:
+        given = dict(zip(self._parameters, args, strict=False)) | kwargs
+        self._seen = {name: given.get(name) for name in ("input_ids", "hidden_states", "aux_hidden_states")}
+
+
+def _refuse_prefill_graphs(runner: Any) -> list[tuple[Any, str]]:
+    """Have prefill run eagerly, for inside a replayed graph no hook fires; returns what to take back, (object, attribute)."""
+    refused = []
+    # SGLang names the runner of prefill graphs by release: piecewise to 0.5.13.post1, then prefill.
+    for name in ("piecewise_cuda_graph_runner", "prefill_cuda_graph_runner"):
+        graphs = getattr(runner, name, None)
+        for ask in ("can_run", "can_run_graph"):
+            if graphs is not None and type(graphs).__name__ != "EagerRunner" and hasattr(graphs, ask):
+                setattr(graphs, ask, lambda *_args, **_kwargs: False)
+                refused.append((graphs, ask))
+    return refused

@@ -1,0 +1,232 @@
+"""The live switch of the dump without torch: what is asked for begins and ends between passes, and nothing of it stays."""
+
+import json
+import os
+import subprocess
+import time
+from types import SimpleNamespace as Thing
+
+import pytest
+
+from sglang_eagle3_plugin import records
+from sglang_eagle3_plugin.cli import main
+from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.runtime import dump as dumps
+from sglang_eagle3_plugin.runtime import dump_switch, tap
+from sglang_eagle3_plugin.runtime.debug import control
+from sglang_eagle3_plugin.runtime.dump_target import DumpTarget
+from sglang_eagle3_plugin.server import dump as server
+from sglang_eagle3_plugin.settings import DumpSettings, Settings
+
+RUNNER = object()
+
+
+class Dump:
+    """A dump of no engine."""
+
+    def __init__(self, runner, directory, options):
+        if options.boundaries == (99,):
+            raise ValueError("boundary 99 is outside 0..8")
+        self.enabled, self.ended, self.ignored, self.released = True, False, [], False
+        self.boundaries = options.boundaries or (2, 4, 5)
+        self.spool = Thing(directory=directory, problem="")
+        self.target = self
+
+    def ignore(self, rids):
+        self.ignored += rids
+
+    def end(self):
+        self.enabled, self.ended = False, True
+        tap.remove(self)
+
+    def release(self):
+        self.released = True
+
+    def on_forward(self, runner, forward_batch, output):
+        pass
+
+
+@pytest.fixture
+def switch(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(tap, "consumers", ())
+    monkeypatch.setattr(dumps, "current", None)
+    monkeypatch.setattr(dumps, "Dump", Dump)
+    return dump_switch.Switch(RUNNER, Settings(dump_dir="/default"))
+
+
+def order(switch, serial=1, **changes):
+    mine = {"pid": os.getpid(), "start_time": records.start_time(os.getpid()), "serial": serial, "on": True, "spec": ""}
+    control.write(control.Command(**mine | changes), "dump")
+    switch.look()
+    switch._note()
+    return switch._noted
+
+
+def a_pass(*rids, runner=RUNNER):
+    tap.deliver(runner, Thing(rids=rids), Thing())
+
+
+def test_a_dump_begins_after_a_pass_of_the_target_and_skips_who_was_in_it(switch):
+    said = order(switch, spec="3,5", file="/other")
+    assert (said["serial"], said["on"], said["waiting"]) == (1, False, True)
+    a_pass("x", runner=object())  # a draft's
+    assert dumps.current is None
+    a_pass("a", "b")
+    switch._note()
+    assert (switch._noted["on"], switch._noted["directory"], switch._noted["boundaries"]) == (True, "/other", [3, 5])
+    assert dumps.current.ignored == ["a", "b"]
+    assert tap.consumers == (dumps.current,)
+
+
+def test_off_ends_it_and_gives_the_target_back_after_a_pass(switch):
+    order(switch)
+    a_pass()
+    dump = dumps.current
+    assert str(dump.spool.directory) == "/default"
+    assert order(switch, serial=2, on=False)["on"] is False
+    assert (dump.ended, dump.released, dumps.current) == (True, False, None)
+    a_pass()
+    assert dump.released
+    assert tap.consumers == ()
+
+
+def test_on_again_ends_the_first_and_keeps_the_captures_of_the_second(switch):
+    order(switch)
+    a_pass()
+    first = dumps.current
+    order(switch, serial=2, spec="all")
+    assert first.ended
+    a_pass()
+    assert dumps.current not in (first, None)
+    assert tap.consumers == (dumps.current,)
+
+
+def test_off_before_the_pass_came_leaves_nothing(switch):
+    order(switch)
+    order(switch, serial=2, on=False)
+    a_pass()
+    assert (dumps.current, tap.consumers) == (None, ())
+
+
+def test_what_cannot_be_is_a_problem_in_the_record_and_no_dump(switch, caplog):
+    order(switch, spec="99")
+    a_pass()
+    switch._note()
+    assert "boundary 99 is outside" in switch._noted["problem"]
+    assert (dumps.current, tap.consumers) == (None, ())
+    assert "does not parse" in order(switch, serial=2, spec="two")["problem"]
+    assert order(switch, serial=3, spec="2")["problem"] == ""
+    bare = dump_switch.Switch(RUNNER, Settings())
+    assert "--dir" in order(bare, serial=4)["problem"]
+
+
+def test_a_dump_that_gave_up_says_why_and_can_be_begun_again(switch):
+    order(switch)
+    a_pass()
+    failed = dumps.current
+    failed.enabled, failed.spool.problem = False, "the dump to /default has ended: No space left on device"
+    switch._note()
+    assert (switch._noted["on"], "No space left" in switch._noted["problem"]) == (False, True)
+    order(switch, serial=2)
+    a_pass()
+    switch._note()
+    assert (switch._noted["on"], switch._noted["problem"]) == (True, "")
+
+
+class Module:
+    """A stand-in for an nn.Module: what `DumpTarget` and `LayerStack` use of one."""
+
+    def forward(self, x):
+        return [i for i in range(8) if i in self.layers_to_capture]
+
+    def __init__(self, *children, **attributes):
+        self.children = children
+        vars(self).update(attributes)
+
+    def modules(self):
+        yield self
+        for child in self.children:
+            yield from child.modules()
+
+
+class LogitsProcessor(Module):
+    def forward(self, input_ids, hidden_states, lm_head, metadata, aux_hidden_states=None):
+        pass
+
+    def register_forward_pre_hook(self, hook, with_kwargs):
+        self.hook = hook
+        return Thing(remove=lambda: vars(self).pop("hook"))
+
+
+def test_the_target_is_as_it_was_once_it_is_released():
+    stack = Module(layers=[Module() for _ in range(8)], layers_to_capture=[])
+    processor = LogitsProcessor()
+    model = Module(stack, processor, capture_aux_hidden_states=False)
+    model.set_eagle3_layers_to_capture = lambda ids: vars(model).update(capture_aux_hidden_states=True)
+    graphs = type("Graphs", (), {"can_run": lambda self, batch: True})()
+    runner = Thing(
+        model=model,
+        model_config=Thing(num_hidden_layers=8),
+        spec_algorithm=Thing(is_none=lambda: True),
+        piecewise_cuda_graph_runner=graphs,
+    )
+    target = DumpTarget(runner, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    assert (stack.layers_to_capture, model.capture_aux_hidden_states, graphs.can_run(None)) == ([2, 5], True, False)
+    processor.hook(processor, ([7], "final", None), {"aux_hidden_states": "aux"})
+    assert target.take() == {"input_ids": [7], "hidden_states": "final", "aux_hidden_states": "aux"}
+    assert target.take() == {}
+    target.stop()
+    assert graphs.can_run(None)
+    assert not hasattr(processor, "hook")
+    target.release()
+    assert (stack.layers_to_capture, model.capture_aux_hidden_states) == ([], False)
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """This process as a server's: a switch that obeys in its own thread, and its record."""
+    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(tap, "consumers", ())
+    monkeypatch.setattr(dumps, "current", None)
+    monkeypatch.setattr(dumps, "Dump", Dump)
+    monkeypatch.setattr(dump_switch, "_LOOK_S", 0.05)
+    monkeypatch.setattr(records, "_ledger", Thing(outcomes=list))
+    monkeypatch.setattr(records, "_notes", {})
+    running = dump_switch.Switch(RUNNER, Settings())
+    running.start()
+    yield os.getpid()
+    running.stop()
+
+
+def test_the_command_switches_and_shows(process, tmp_path, capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main(["hidden-states", "dump", *arguments, "--pid", str(process), "--json"])
+        return stop.value.code, json.loads(capsys.readouterr().out)[0]
+
+    assert run("status")[1]["on"] is False
+    code, state = run("on", "--dir", str(tmp_path / "d"), "--boundaries", "2, 5")
+    assert (code, state["waiting"]) == (0, True)
+    a_pass("a")
+    time.sleep(0.3)
+    assert run("status")[1] | {"counts": 0} == state | {
+        "counts": 0,
+        "on": True,
+        "waiting": False,
+        "directory": str(tmp_path / "d"),
+        "boundaries": [2, 5],
+    }
+    code, state = run("off")
+    assert (code, state["on"], dumps.current) == (0, False, None)
+    code, state = run("on")
+    assert (code, "--dir" in state["problem"]) == (1, True)
+
+
+def test_bad_boundaries_and_no_server_are_one_sentence(process):
+    with pytest.raises(UserError, match="comma-separated"):
+        server.switch(process, on=True, boundaries="two")
+    with subprocess.Popen(["sleep", "60"]) as other:
+        with pytest.raises(UserError, match=f"no process of server {other.pid} can dump"):
+            server.states(other.pid)
+        other.kill()

@@ -11,34 +11,24 @@ from safetensors.numpy import load_file, save_file
 from sglang_eagle3_plugin.hidden_states.layout import sample_key
 from sglang_eagle3_plugin.hidden_states.reader import Dump, to_float32
 from sglang_eagle3_plugin.hidden_states.verify import verify
-from sglang_eagle3_plugin.rig import engine, environments, installing, models
+from sglang_eagle3_plugin.rig import models
 
 from ..conftest import RELEASES
 from .in_environment import run
+from .serving import ask, complete, served
 
 SHORT, SHORTER = (17, 34, 51, 68, 85), (200, 3, 77)
 BATCH = ((90, 91, 92, 93), (150, 151), tuple(range(100, 135)))
 LONG = tuple(tuple(range(start, start + 40)) for start in (30, 80, 130))
 CHUNK = 64
 """Each of LONG alone fits into one pass; the three together do not, so that one of them is cut at 24."""
+CACHING = {"chunked_prefill_size": CHUNK, "disable_radix_cache": False}
 ROUNDING = 1e-6
 """Relative, float32 through eight layers; one boundary off is 1e-2."""
 
 
-def served(tmp_path, release, draft=None, arguments=None, exact=False, **variables):
-    environment = environments.ensure(release)
-    installing.install_plugin(environment)
-    target = models.target(tmp_path / "target")
-    if exact:
-        make_exact(target.path)
-    settings = {"EAGLE3_DUMP_DIR": str(tmp_path / "dump"), "EAGLE3_DUMP_MIN_FREE_GB": "0", **variables}
-    spec = engine.EngineSpec(
-        target.path,
-        draft=draft and models.draft(tmp_path / "draft", target, draft, convention="output"),
-        arguments={"chunked_prefill_size": CHUNK, **(arguments or {})},
-        environment=settings,
-    )
-    return target, engine.serve(environment, spec)
+def every(tmp_path):
+    return {"EAGLE3_DUMP_DIR": str(tmp_path / "dump"), "EAGLE3_DUMP_BOUNDARIES": "all"}
 
 
 def make_exact(directory):
@@ -64,25 +54,6 @@ def make_exact(directory):
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def ask(running, prompts, max_new_tokens=1, **more):
-    sampling = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
-    answer = httpx.post(f"{running.url}/generate", json={"input_ids": prompts, "sampling_params": sampling} | more, timeout=300)
-    answer.raise_for_status()
-
-
-def complete(directory, sequences, times=1, seconds=60):
-    """The dump, once every sequence has been acknowledged so many times."""
-    keys = [sample_key(ids) for ids in sequences]
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if directory.exists():
-            there = [ref.key for ref in Dump.open(directory).refs]
-            if all(there.count(key) >= times for key in keys):
-                break
-        time.sleep(0.2)
-    return Dump.open(directory)
-
-
 def assert_equal_to_hugging_face(dump, target, sequences, release, tmp_path):
     run("program_reference.py", target.path, json.dumps(sequences), tmp_path / "reference.npz", release=release)
     reference = np.load(tmp_path / "reference.npz")
@@ -99,7 +70,7 @@ def assert_equal_to_hugging_face(dump, target, sequences, release, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.13", "0.5.23"])
 def test_every_boundary_equals_hugging_face_single_chunked_batched_and_cached(tmp_path, release):
-    target, server = served(tmp_path, release, arguments={"disable_radix_cache": False}, EAGLE3_DUMP_BOUNDARIES="all")
+    target, server = served(tmp_path, release, arguments=CACHING, **every(tmp_path))
     everything = (SHORT, SHORTER, *BATCH, *LONG)
     with server as running:
         for prompt in (SHORT, SHORTER, *BATCH, LONG[0]):
@@ -122,8 +93,7 @@ def test_every_boundary_equals_hugging_face_single_chunked_batched_and_cached(tm
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.13", "0.5.23"])
 def test_chunked_batched_and_cached_runs_give_the_bytes_of_single_ones(tmp_path, release):
-    arguments = {"disable_radix_cache": False}
-    target, server = served(tmp_path, release, arguments=arguments, exact=True, EAGLE3_DUMP_BOUNDARIES="all")
+    target, server = served(tmp_path, release, arguments=CACHING, change=make_exact, **every(tmp_path))
     sequences = (SHORT, *BATCH, *LONG)
     with server as running:
         for prompt in sequences:
@@ -149,7 +119,7 @@ def test_chunked_batched_and_cached_runs_give_the_bytes_of_single_ones(tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_with_a_draft_the_dump_holds_what_the_draft_is_fed(tmp_path, release):
-    target, server = served(tmp_path, release, draft=(2, 3, 6))
+    target, server = served(tmp_path, release, draft=(2, 3, 6), EAGLE3_DUMP_DIR=str(tmp_path / "dump"))
     with server as running:
         running.generate((SHORT,), 8)
         running.generate(BATCH, 8)
@@ -164,7 +134,8 @@ def test_with_a_draft_the_dump_holds_what_the_draft_is_fed(tmp_path, release):
 @pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_generated_tokens_fp8_and_an_aborted_request(tmp_path, release):
-    target, server = served(tmp_path, release, EAGLE3_DUMP_GENERATED="1", EAGLE3_DUMP_DTYPE="fp8")
+    variables = {"EAGLE3_DUMP_GENERATED": "1", "EAGLE3_DUMP_DTYPE": "fp8"}
+    target, server = served(tmp_path, release, EAGLE3_DUMP_DIR=str(tmp_path / "dump"), **variables)
     whole = (*SHORT, *models.continuation(SHORT, 6))
     aborted = LONG[0]
     with server as running:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_eagle3_plugin.hidden_states.layout import ITEM_BYTES, MANIFEST, PIECE, SHARD, Header, sample_key, tree_checksum
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 class DumpFullError(OSError):
@@ -167,8 +167,12 @@ class Writer:
 
     def _check_room(self, size: int) -> None:
         aloft = sum(one for one, _ in self._flying)
-        if shutil.disk_usage(self.directory).free - size - aloft < self.min_free_bytes:
-            raise DumpFullError(f"{self.directory} would have less than {self.min_free_bytes / GIB:.1f} GiB free")
+        free = shutil.disk_usage(self.directory).free
+        if free - size - aloft < self.min_free_bytes:
+            raise DumpFullError(
+                f"the disk of {self.directory} has {free / MIB:.1f} MiB free, and {(size + aloft) / MIB:.1f} MiB more would leave "
+                f"less than {self.min_free_bytes / GIB:g} GiB"
+            )
         if self.max_bytes is not None and used_bytes(self.directory) + size + aloft > self.max_bytes:
             raise DumpFullError(f"{self.directory} would hold more than its quota of {self.max_bytes / GIB:.1f} GiB")
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,24 +76,46 @@ def info(dump: Path, as_json: bool) -> int:
 
 
 @command.command()
-@click.option("--url", required=True, help="A server of this machine, started with EAGLE3_DUMP_DIR and --disable-radix-cache.")
+@click.option("--url", help="A server of this machine, started with EAGLE3_DUMP_DIR.")
+@click.option("--target", metavar="DIR", help="Without --url: start SGLang for this target, and end it afterwards.")
 @click.option("--data", type=_DIRECTORY, required=True, help="JSON lines or Parquet: messages, conversations, text or input_ids.")
 @click.option("--dump", type=_DIRECTORY, required=True, help="The server's EAGLE3_DUMP_DIR.")
 @click.option("--tokenizer", metavar="DIR", help="For chats and texts; the server's own unless given.")
 @click.option("--max-length", type=click.IntRange(1), help="Cut longer sequences.")
 @click.option("--concurrency", type=click.IntRange(1, 1024), default=8, show_default=True, help="Requests at a time.")
+@click.option("--start-timeout", default=1800.0, show_default=True, help="Seconds that a server started here may take.")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @_json
-def extract(
-    url: str, data: Path, dump: Path, tokenizer: str | None, max_length: int | None, concurrency: int, as_json: bool
-) -> int:
-    """Have a live server dump a data set, each sequence once; interrupted, run it again and it goes on.
+def extract(url: str | None, target: str | None, flags: tuple[str, ...], start_timeout: float, dump: Path, **given: Any) -> int:
+    """Have a server dump a data set, each sequence once; interrupted, run it again and it goes on.
 
+    With --target a server is started here, with FLAGS after `--` and the EAGLE3_DUMP_ variables that are set.
     Exit status 1 when some sequences are still missing.
     """
+    if bool(url) == bool(target):
+        raise click.UsageError("give --url, or --target to have a server started")
+    if url:
+        if flags:
+            raise click.UsageError("flags go to a server that is started here; give --target, or leave them out")
+        return _extract(url, dump, **given)
+    from sglang_eagle3_plugin.cli.wait import display
+    from sglang_eagle3_plugin.hidden_states import dataset
+    from sglang_eagle3_plugin.hidden_states.launch import serving
+
+    dataset.needs_tokenizer(given["data"])  # a file that can't be read is told before a model is loaded
+    with ExitStack() as stack:
+        with display(str(target)) as on_look:
+            started = stack.enter_context(serving(str(target), dump, flags, timeout_s=start_timeout, on_look=on_look))
+        return _extract(started, dump, **given)
+
+
+def _extract(
+    url: str, dump: Path, data: Path, tokenizer: str | None, max_length: int | None, concurrency: int, as_json: bool
+) -> int:
     from sglang_eagle3_plugin.hidden_states import dataset
     from sglang_eagle3_plugin.hidden_states import extract as extraction
 
-    extraction.check_server(url, dump)
+    extraction.check_directory(dump)
     chosen = tokenizer or extraction.server_info(url).get("tokenizer_path")
     loaded = dataset.load_tokenizer(str(chosen)) if dataset.needs_tokenizer(data) else None
     with _progress("extracting", 0) as advance:

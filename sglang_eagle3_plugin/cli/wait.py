@@ -34,7 +34,7 @@ def command(url: str, pid: int | None, log: Path | None, timeout: float, api_key
     Exit status 0: ready. 1: it failed, with the reason and the log lines that say why. 3: the time is over.
     """
     address = parse(url)
-    with _display(address.url) as on_look:
+    with display(address.url) as on_look:
         result = wait(address, pid=pid, log=log, timeout_s=timeout, api_key=api_key, on_look=on_look)
     if as_json:
         click.echo(json.dumps({**asdict(result), "url": address.url, "pid": pid}, indent=2))
@@ -53,7 +53,8 @@ def _show(result: Result) -> None:
 
 
 @contextmanager
-def _display(url: str) -> Iterator[Callable[[Snapshot], None]]:
+def display(url: str) -> Iterator[Callable[[Snapshot], None]]:
+    """How far a start is, on stderr: a bar on a terminal, else a line now and then; yields what `wait` calls."""
     console = Console(stderr=True, highlight=False)
     if not (sys.stderr.isatty() and console.is_terminal):
         yield _Plain(url).look

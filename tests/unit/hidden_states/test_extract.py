@@ -20,21 +20,26 @@ from .making import HEADER, sample
 class StandIn:
     """An SGLang server as far as `extract` sees it. ``fate(ids, times asked)`` says what becomes of a request."""
 
-    def __init__(self, directory, fate=lambda ids, asked: "dump", radix=False):
+    def __init__(self, directory, fate=lambda ids, asked: "dump"):
         self.writer = Writer(directory, HEADER, min_free_bytes=0, shard_bytes=1)
         self.asked = {}
+        self.keys = set()
         lock = threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self.reply({"disable_radix_cache": not radix, "tokenizer_path": "nowhere"})
+                self.reply({"tokenizer_path": "nowhere"})
 
             def do_POST(self):
-                ids = tuple(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input_ids"])
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                ids = tuple(body["input_ids"])
                 with lock:
                     outer.asked[ids] = outer.asked.get(ids, 0) + 1
                     what = fate(ids, outer.asked[ids])
+                    if body["extra_key"] in outer.keys:  # the prefix cache: what is found there has no states
+                        what = "refuse"
+                    outer.keys.add(body["extra_key"])
                     if what == "dump":
                         outer.writer.add(sample(ids))
                 self.reply({}, 500 if what == "error" else 200)
@@ -109,9 +114,10 @@ def test_what_was_dropped_is_asked_for_again_and_what_never_comes_is_named(serve
     assert list(done.failed.values()) == [3]
 
 
-def test_a_server_with_prefix_cache_is_refused(serve, tmp_path):
-    with pytest.raises(UserError, match="--disable-radix-cache"):
-        extract.extract(serve(radix=True).url, rows([1]), tmp_path / "dump")
+def test_no_two_requests_share_a_key_of_the_prefix_cache(serve, tmp_path):
+    server = serve(fate=lambda ids, asked: "drop" if asked < 3 else "dump")
+    done = extract.extract(server.url, rows([1, 2], [1, 2, 3]), tmp_path / "dump")
+    assert (done.added, done.missing, len(server.keys)) == (2, (), 6)
 
 
 def test_more_than_the_disk_holds_is_refused_before_it_is_asked_for(serve, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """The whole loop, without a GPU: a target that learnt real text, dump, export, draft, served; then miswired, told and predicted.
 
-    python benchmarks/loop.py WORK [--release 0.5.9] [--target-seconds 200] [--draft-seconds 200] [--texts 320] [--held-out 24]
+    python benchmarks/loop.py WORK [--release 0.5.9] [--target-seconds 200] [--draft-seconds 200] [--texts 400] [--held-out 48]
 
 Each stage leaves its figures in WORK/figures.json and is passed over when they are there: run it again and it goes on. WORK/target
 and WORK/draft are ordinary checkpoints afterwards. The engine is the unmodified release of the rig, on the CPU.
@@ -18,8 +18,8 @@ from pathlib import Path
 from sglang_eagle3_plugin.rig import engine, environments, installing
 
 HERE = Path(__file__).parent
-BOUNDARIES, SHIFTED = "2,4,5", "3,5,6"
-PROMPT, NEW, STEPS = 48, 112, 3
+BOUNDARIES, SHIFTED = "2,3,4", "1,2,3"
+PROMPT, NEW, STEPS = 96, 40, 3
 
 
 class Loop:
@@ -162,8 +162,8 @@ def main():
     parser.add_argument("--release", default="0.5.9")
     parser.add_argument("--target-seconds", type=float, default=200)
     parser.add_argument("--draft-seconds", type=float, default=200)
-    parser.add_argument("--texts", type=int, default=320)
-    parser.add_argument("--held-out", type=int, default=24)
+    parser.add_argument("--texts", type=int, default=400)
+    parser.add_argument("--held-out", type=int, default=48)
     Loop(parser.parse_args()).run()
     return 0
 

@@ -23,9 +23,9 @@ CASES: dict[str, dict[str, Any]] = {
     if case["id"][0] in "HR"
 }
 ELSEWHERE = {
-    "H02": "is about speed, which is a benchmark and no test: benchmarks/dump.md; what its flags cost is the doctor's to say: below",
-    "H06": "wants any boundary of any release in one format: tests/engine/dumps. The stock flag of 0.5.23 is not used: it wants one "
-    "pipeline stage and no draft as well, and takes ids where this takes boundaries",
+    "H02": "is about speed, which is a benchmark and no test: benchmarks/dump.md; of its flags the doctor speaks, below",
+    "H06": "wants any boundary of any release in one format: tests/engine/dumps. The stock flag of 0.5.23 is not used: it wants "
+    "one pipeline stage and no draft too, and takes ids where this takes boundaries",
 }
 TESTED = {"H01", "H03", "H04", "H08", "R01"}
 

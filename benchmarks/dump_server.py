@@ -5,8 +5,11 @@
 Runs on a machine with CUDA, SGLang and this plugin; each stage starts a server of its own:
 
 - ``off``; ``memory``: dump to a tmpfs; ``disk``: dump with back-pressure; ``drop``: to the disk, samples dropped when it lags;
+- ``fp8``, ``memory-fp8``: as ``disk`` and ``memory``, in half the bytes;
 - ``write``: a plain sequential write of the same bytes to the same disk, fsynced;
-- ``lists``: SGLang's ``return_hidden_states`` over HTTP; ``save``: a synchronous ``torch.save`` a forward.
+- ``lists``: SGLang's ``return_hidden_states`` over HTTP;
+- ``save``: a synchronous ``torch.save`` a forward; ``save-fsync``: the same made as durable as a dump's acknowledged samples are
+  (file and directory fsynced, under a temporary name, renamed); ``memory-save``: to the tmpfs.
 """
 
 import argparse
@@ -49,7 +52,18 @@ if os.environ.get("BENCH_TORCH_SAVE"):
         def forward(self, input_ids, hidden_states, *args, **kwargs):
             if len(hidden_states) > 64:
                 path = f"{os.environ['BENCH_TORCH_SAVE']}/{os.getpid()}-{next(count)}.pt"
-                torch.save({"input_ids": input_ids.cpu(), "states": torch.stack([hidden_states] * 4, 1).cpu()}, path)
+                states = {"input_ids": input_ids.cpu(), "states": torch.stack([hidden_states] * 4, 1).cpu()}
+                if os.environ.get("BENCH_FSYNC"):
+                    with open(path + ".tmp", "wb") as file:
+                        torch.save(states, file)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.rename(path + ".tmp", path)
+                    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+                    os.fsync(directory)
+                    os.close(directory)
+                else:
+                    torch.save(states, path)
             return stock(self, input_ids, hidden_states, *args, **kwargs)
         module.LogitsProcessor.forward = forward
     wrapt.register_post_import_hook(hook, "sglang.srt.layers.logits_processor")
@@ -153,21 +167,22 @@ def main():
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--prompts", type=int, default=192)
     parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--stages", default="off,memory,disk,write,drop,lists,save")
+    parser.add_argument("--stages", default="off,memory,disk,write,drop,lists,save,save-fsync,memory-save,fp8,memory-fp8")
     options = parser.parse_args()
     prompts = [[(i * 131 + j * 17) % 30000 for j in range(options.length)] for i in range(options.prompts)]
     site = tempfile.mkdtemp()
     Path(site, "sitecustomize.py").write_text(SYNCHRONOUS)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     for number, name in enumerate(options.stages.split(",")):
-        port, place = 31000 + number, (options.memory if name == "memory" else options.disk) / f"dump-{name}"
+        port, place = 31000 + number, (options.memory if name.startswith("memory") else options.disk) / f"dump-{name}"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         dump = {"EAGLE3_DUMP_DIR": str(place), "EAGLE3_DUMP_WHEN_FULL": "wait"}
         if name == "off":
             results[name] = stage(options.target, prompts, port, {}, site=site)
-        elif name in ("memory", "disk", "drop"):
+        elif name in ("memory", "disk", "drop", "fp8", "memory-fp8"):
             how = {"EAGLE3_DUMP_WHEN_FULL": "drop"} if name == "drop" else {}
+            how |= {"EAGLE3_DUMP_DTYPE": "fp8"} if name.endswith("fp8") else {}
             results[name] = stage(options.target, prompts, port, dump | how, site=site)
         elif name == "write":
             results[name] = plain_write(place, results.get("disk", {}).get("written_bytes", 4 << 30))
@@ -175,8 +190,9 @@ def main():
             few = prompts[: max(4, len(prompts) // 12)]
             flags = ("--enable-return-hidden-states",)
             results[name] = stage(options.target, few, port, {}, flags, {"return_hidden_states": True}, site=site)
-        elif name == "save":
-            results[name] = stage(options.target, prompts, port, {"BENCH_TORCH_SAVE": str(place)}, site=site)
+        elif name in ("save", "save-fsync", "memory-save"):
+            how = {"BENCH_TORCH_SAVE": str(place)} | ({"BENCH_FSYNC": "1"} if name == "save-fsync" else {})
+            results[name] = stage(options.target, prompts, port, how, site=site)
         shutil.rmtree(place, ignore_errors=True)
         options.out.write_text(json.dumps(results, indent=2) + "\n")
         print(name, json.dumps(results[name]), flush=True)

@@ -42,6 +42,10 @@ for _ in range(runs):
     done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=True)
     spent = json.loads(done.stdout.splitlines()[-1])
     totals.append(sum(spent.values()) * 1000)
-parts = ", ".join(f"{name.rpartition('.')[2]} {seconds * 1000:.1f}" for name, seconds in spent.items())
-print(f"{runs} processes: median {statistics.median(totals):.1f} ms ({min(totals):.1f} to {max(totals):.1f})")
-print(f"the last, in ms: {parts}")
+parts = {name.rpartition(".")[2]: round(seconds * 1000, 1) for name, seconds in spent.items()}
+figures = {
+    "processes": runs,
+    "added_ms": round(statistics.median(totals), 1),
+    "range_ms": [round(min(totals), 1), round(max(totals), 1)],
+}
+print(json.dumps({**figures, "the_last_ms": parts}))

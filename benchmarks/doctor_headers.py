@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -80,10 +81,16 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = (used.ru_utime + used.ru_stime) / asked.runs
         sizes = sum(p.stat().st_size for p in (root / "target").glob("*.safetensors"))
-        shown = ", ".join(f"{s:.2f}" for s in seconds)
-        print(f"{asked.tensors} tensors in {asked.shards} shards, {sizes / 1e12:.1f} TB: {shown} s")
-        load = f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
-        print(f"of the processor {cpu:.2f} s a run; peak {used.ru_maxrss / 1024:.0f} MiB; {load}")
+        figures = {
+            "tensors": asked.tensors,
+            "shards": asked.shards,
+            "terabytes": round(sizes / 1e12, 1),
+            "seconds": round(statistics.median(seconds), 2),
+            "range_s": [round(min(seconds), 2), round(max(seconds), 2)],
+            "cpu_s": round(cpu, 2),
+            "peak_mib": round(used.ru_maxrss / 1024),
+        }
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

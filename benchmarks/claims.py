@@ -1,0 +1,305 @@
+"""Every performance claim of this repository: measured by one command, recorded, and written into the tables.
+
+    python benchmarks/claims.py cpu  [NAME ...]               # without a GPU; builds the two releases' environments that it needs
+    python benchmarks/claims.py h200 [NAME ...] --into DIR    # on one GPU, where SGLang and this plugin are installed
+    python benchmarks/claims.py take DIR                      # what the latter wrote, brought here
+    python benchmarks/claims.py render [--check]              # the tables from the records
+
+Records lie in `results/`: the figures with the machine, its load, the date and the command. A claim that was not measured again
+keeps its record. `render` writes benchmarks/README.md, and the table between the marks in README.md; with --check it only compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MARKS = ("<!-- figures, written by `python benchmarks/claims.py render` -->", "<!-- end of figures -->")
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is promised, how it is measured, and how its figures are told.
+
+    Attributes:
+        name: its file in `results/`.
+        what: the row of the table.
+        promise: in words; empty where a figure is only reported.
+        command: argv after the interpreter, ``{python:RELEASE}`` first where an environment's own Python runs it, ``{out}`` a file.
+        told: figures -> the measured column.
+        holds: figures -> whether the promise is kept; None where there is none.
+        shown: also in README.md.
+    """
+
+    name: str
+    what: str
+    promise: str
+    command: tuple[str, ...]
+    told: Callable[[Figures], str]
+    holds: Callable[[Figures], bool] | None = None
+    shown: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def ratio(figures: Figures, configuration: str) -> float | None:
+    rows = [row for row in figures["rows"] if row["configuration"] == configuration]
+    return rows[0].get("ratio") if rows else None
+
+
+CPU = (
+    Claim(
+        "startup",
+        "start of an interpreter that never imports SGLang",
+        "at most 1 ms more",
+        ("benchmarks/startup.py", "200"),
+        lambda f: f"{f['added_ms']} ms more",
+        lambda f: f["added_ms"] <= 1,
+    ),
+    *(
+        Claim(
+            f"activation-{release}",
+            f"start of a scheduler, {release}",
+            "at most 50 ms more",
+            (f"{{python:{release}}}", "benchmarks/activation.py", "15"),
+            lambda f: f"{f['added_ms']} ms more",
+            lambda f: f["added_ms"] <= 50,
+            shown=release == "0.5.23",
+        )
+        for release in ("0.5.9", "0.5.23")
+    ),
+    Claim(
+        "debug-off",
+        "a forward call while debug is off",
+        "at most 1 µs more",
+        ("benchmarks/debug_off.py",),
+        lambda f: f"{f['tap_off_ns']:.0f} ns more",
+        lambda f: f["tap_off_ns"] <= 1000,
+    ),
+    Claim(
+        "doctor",
+        "`doctor` on 200,000 tensors in 1,000 shards",
+        "at most 1 s, 200 MiB",
+        ("benchmarks/doctor_headers.py",),
+        lambda f: f"{f['seconds']} s ({f['cpu_s']} s of processor time), {f['peak_mib']} MiB",
+        lambda f: f["seconds"] <= 1 and f["peak_mib"] <= 200,
+    ),
+    Claim(
+        "survey",
+        "survey of every release's wheel, warm",
+        "at most 60 s, 1 GiB",
+        ("benchmarks/survey.py",),
+        lambda f: f"{f['releases']} releases in {f['seconds']} s, {f['peak_mib']} MiB",
+        lambda f: f["seconds"] <= 60 and f["peak_mib"] <= 1024,
+    ),
+    Claim(
+        "patches-check",
+        "every patch series against every release's wheel, warm",
+        "at most 60 s",
+        ("benchmarks/patches_check.py",),
+        lambda f: f"{f['series']} x {f['wheels']} in {f['seconds']} s",
+        lambda f: f["seconds"] <= 60,
+    ),
+)
+
+H200 = (
+    Claim(
+        "h200",
+        "decode throughput with the plugin, CUDA graphs on, against not installed",
+        "at least 0.998",
+        ("benchmarks/h200.py", "{out}"),
+        lambda f: f"{ratio(f, 'perfect draft, plugin')}",
+        lambda f: (ratio(f, "perfect draft, plugin") or 0) >= 0.998,
+    ),
+    Claim(
+        "h200-debug",
+        "decode throughput with `EAGLE3_DEBUG` reading every step, CUDA graphs on",
+        "at least 0.97 of off",
+        ("tests/gpu/test_debug.py",),
+        lambda f: f"{f['every step, default rate']['ratio']}; graphs are {f['factor']} times `--disable-cuda-graph`",
+        lambda f: f["every step, default rate"]["ratio"] >= 0.97,
+    ),
+)
+
+
+def measure(claim: Claim) -> Figures:
+    """Run one, and return its record.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch, "out.json")
+        argv = [_python(word) if word.startswith("{python:") else word.format(out=out) for word in claim.command]
+        if not claim.command[0].startswith("{python:"):
+            argv = [sys.executable, *argv]
+        load = os.getloadavg()[0]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=os.environ | claim.environment)
+        figures = json.loads(out.read_text() if out.exists() else done.stdout.splitlines()[-1])
+    return {
+        "command": _shown(claim),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "machine": _machine(),
+        "load": round(load, 1),
+        "figures": figures,
+    }
+
+
+def _python(word: str) -> str:
+    from sglang_eagle3_plugin.rig import environments, installing
+
+    environment = environments.ensure(word[len("{python:") : -1], print)
+    installing.install_plugin(environment)
+    return str(environment.python)
+
+
+def _shown(claim: Claim) -> str:
+    words = ["OUT.json" if word == "{out}" else word for word in claim.command if not word.startswith("{python:")]
+    release = claim.command[0].removeprefix("{python:").removesuffix("}") if claim.command[0].startswith("{python:") else ""
+    return shlex.join(["python", *words]) + (f" (Python of {release})" if release else "")
+
+
+def _machine() -> str:
+    gpu = ""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
+        gpu = f"{names[0]}, "
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return f"{gpu}{os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def record(place: Path, name: str, told: Figures) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def run(claims: tuple[Claim, ...], names: list[str], place: Path) -> int:
+    """Measure those named, or all; go on where one fails."""
+    failed = []
+    for claim in claims:
+        if names and claim.name not in names:
+            continue
+        print(f"{claim.name}: {_shown(claim)}", flush=True)
+        try:
+            told = measure(claim)
+        except subprocess.CalledProcessError as error:
+            failed.append(claim.name)
+            print(f"{claim.name}: failed, exit status {error.returncode}", flush=True)
+            continue
+        record(place, claim.name, told)
+        print(f"{claim.name}: {claim.told(told['figures'])} ({claim.promise or 'no promise'})", flush=True)
+    return 1 if failed else 0
+
+
+def recorded() -> dict[str, Figures]:
+    found = {claim.name: RESULTS / f"{claim.name}.json" for claim in CPU + H200}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in found.items() if path.exists()}
+
+
+def table(shown_only: bool) -> str:
+    lines = ["| what | promised | measured |", "|---|---|---|"]
+    if not shown_only:
+        lines = ["| what | promised | measured | with | on |", "|---|---|---|---|---|"]
+    records = recorded()
+    for claim in CPU + H200:
+        if claim.name not in records or (shown_only and not claim.shown):
+            continue
+        told = records[claim.name]
+        short = claim.holds is not None and not claim.holds(told["figures"])
+        cells = [claim.what, claim.promise, claim.told(told["figures"]) + (" (**not kept**)" if short else "")]
+        if not shown_only:
+            cells += [f"`{told['command']}`", f"{told['date']}, {told['machine']}, load {told['load']}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def throughput() -> str:
+    """The rows of the one run on a GPU."""
+    told = recorded().get("h200")
+    if told is None:
+        return ""
+    found = told["figures"]
+    lines = [
+        "\n## Decode throughput on one GPU, one run\n",
+        f"{found['device']}, SGLang {found['sglang']}, torch {found['torch']}, {found['model']}; CUDA graphs on, batch 1,",
+        f"num_steps 3, topk 1, {found['tokens']} tokens a generation, {found['rounds']} rounds in turn. {told['date']},",
+        f"`{told['command']}`. Not installed means here: {found['not_installed']}.",
+        f"The dump wrote {found['files_dumped']} files, debug {found['debug_lines']} lines.\n",
+        "| served | tokens/s (least to most) | `spec_accept_length` | ratio (quartiles) | to |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        if row.get("failed"):
+            lines.append(f"| {row['configuration']} | failed | | | |")
+            continue
+        ratio_ = f"{row['ratio']} ({row['ratio_quartiles'][0]} to {row['ratio_quartiles'][1]})" if "ratio" in row else ""
+        length = f"{row['spec_accept_length']:.2f}" if row["spec_accept_length"] else ""
+        spread = f"{row['tokens_per_s']} ({row['range'][0]} to {row['range'][1]})"
+        lines.append(f"| {row['configuration']} | {spread} | {length} | {ratio_} | {row.get('against', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Each page that holds figures, as the records have them."""
+    own = (
+        "# What is measured\n\nWritten by `python benchmarks/claims.py render` from `results/`; `claims.py cpu` and"
+        " `claims.py h200` measure again.\n\n" + table(shown_only=False) + throughput()
+    )
+    others = sorted(path.name for path in (ROOT / "benchmarks").glob("*.md") if path.name != "README.md")
+    own += "\nIn more detail: " + ", ".join(f"[{name}]({name})" for name in others) + ".\n"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    begin, end = MARKS
+    if begin in readme:
+        before, _, rest = readme.partition(begin)
+        readme = f"{before}{begin}\n\n{table(shown_only=True)}\n{end}{rest.partition(end)[2]}"
+    return {ROOT / "benchmarks" / "README.md": own, ROOT / "README.md": readme}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", required=True)
+    cpu = commands.add_parser("cpu")
+    h200 = commands.add_parser("h200")
+    for one in (cpu, h200):
+        one.add_argument("names", nargs="*")
+    h200.add_argument("--into", type=Path, default=RESULTS)
+    commands.add_parser("take").add_argument("place", type=Path)
+    commands.add_parser("render").add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    code = 0
+    if asked.what == "h200":
+        return run(H200, asked.names, asked.into)
+    if asked.what == "cpu":
+        code = run(CPU, asked.names, RESULTS)
+    if asked.what == "take":
+        for claim in H200:
+            if (asked.place / f"{claim.name}.json").exists():
+                record(RESULTS, claim.name, json.loads((asked.place / f"{claim.name}.json").read_text(encoding="utf-8")))
+    for path, text in pages().items():
+        if asked.what == "render" and asked.check:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                print(f"{path.relative_to(ROOT)} differs from the records; run python benchmarks/claims.py render")
+                code = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

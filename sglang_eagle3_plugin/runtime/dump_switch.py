@@ -122,13 +122,13 @@ class Switch(threading.Thread):
         self._wait_for_a_pass(_AfterPass(self._runner, lambda rids: self._begin(Path(directory), options, rids)))
 
     def _begin(self, directory: Path, options: DumpSettings, rids: list[str]) -> None:
-        self._waiting = None
         try:
             dumps.begin(self._runner, directory, options).ignore(rids)
             logger.info("sglang-eagle3-plugin: hidden states are dumped to %s from now on.", directory)
         except Exception as error:
             self._problem = f"there is no dump: {error}"
             logger.warning("sglang-eagle3-plugin: %s.", self._problem)
+        self._waiting = None  # last, so that the record never says neither waiting nor on
 
     def _off(self) -> None:
         if self._waiting is not None:
@@ -147,12 +147,13 @@ class Switch(threading.Thread):
         tap.add(waiting)
 
     def _note(self) -> None:
+        waiting = self._waiting is not None
         dump = dumps.current
         on = dump is not None and dump.enabled
         noted = {
             "serial": self._serial,
             "on": on,
-            "waiting": self._waiting is not None,
+            "waiting": waiting and not on,
             "directory": str(dump.spool.directory) if on and dump else None,
             "boundaries": list(dump.boundaries) if on and dump else [],
             "problem": self._problem or (dump.spool.problem if dump is not None else ""),

@@ -20,6 +20,7 @@ from sglang_eagle3_plugin.rig import engine, environments, installing
 HERE = Path(__file__).parent
 BOUNDARIES, SHIFTED = "2,3,4", "1,2,3"
 PROMPT, NEW, STEPS = 96, 40, 3
+SPECFORGE, TRAINER_RELEASE = "specforge==0.2.0", "0.5.23"
 
 
 class Loop:
@@ -42,11 +43,11 @@ class Loop:
             self.file.write_text(json.dumps(self.figures, indent=1) + "\n")
             print(name, json.dumps(self.figures[name]), flush=True)
 
-    def python(self, *arguments, ok=(0,)):
-        """Run the environment's interpreter; its last line of output as JSON, or all of it."""
+    def python(self, *arguments, ok=(0,), environment=None, path=HERE.parent):
+        """Run the environment's interpreter; its output as JSON, or its last line where it is none."""
         done = subprocess.run(
-            [self.environment.python, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": str(HERE.parent), "CUDA_VISIBLE_DEVICES": ""},
+            [(environment or self.environment).python, *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
         )
@@ -81,7 +82,8 @@ class Loop:
     def run(self):
         options, work = self.options, self.work
         target, draft, export = work / "target", work / "draft", work / "export"
-        self.stage("target", lambda: self.python(HERE / "loop_target.py", "train", target, "--seconds", options.target_seconds))
+        teach = (HERE / "loop_target.py", "--threads", options.threads)
+        self.stage("target", lambda: self.python(*teach, "train", target, "--seconds", options.target_seconds))
         for name, count, more in (("train", options.texts, ()), ("held-out", options.held_out, ("--held-out",))):
             write = (
                 HERE / "loop_target.py",
@@ -98,8 +100,7 @@ class Loop:
             self.stage(f"{name} text", lambda write=write, more=more: self.python(*write, *more))
         self.stage("dump", self.dump)
         self.stage("export", lambda: self.command("hidden-states", "export", work / "dump", "--to", "specforge", "--out", export))
-        trainer = (HERE / "loop_draft.py", export, target, draft, "--seconds", options.draft_seconds, "--steps", STEPS + 1)
-        self.stage("draft", lambda: self.python(*trainer))
+        self.stage("draft", self.train)
         self.stage("served", lambda: self.served("right", {}, extract=True))
         score = ("hidden-states", "score", "--draft", draft, "--target", target, "--data", work / "dump-right", "--steps", STEPS)
         self.stage("score", lambda: self.command(*score))
@@ -115,6 +116,17 @@ class Loop:
         with self.server(EAGLE3_DUMP_DIR=str(work / "dump"), EAGLE3_DUMP_BOUNDARIES=BOUNDARIES) as running:
             ready(work / "dump")
             return self.extract(running.url, work / "train.jsonl", work / "dump")
+
+    def train(self):
+        """With SpecForge, beside the newest release's environment, which has what it imports."""
+        place = self.work / "specforge"
+        if not place.exists():
+            environments.uv("pip", "install", "--no-deps", "--python-version", "3.11", "--target", str(place), SPECFORGE)
+        options, work = self.options, self.work
+        arguments = (work / "export", work / "target", work / "draft", "--seconds", options.draft_seconds, "--length", STEPS + 1)
+        threads = ("--threads", options.threads)
+        newest = environments.ensure(TRAINER_RELEASE, print)
+        return self.python(HERE / "loop_draft.py", *arguments, *threads, environment=newest, path=place)
 
     def every_boundary(self):
         work = self.work
@@ -162,6 +174,7 @@ def main():
     parser.add_argument("--release", default="0.5.9")
     parser.add_argument("--target-seconds", type=float, default=200)
     parser.add_argument("--draft-seconds", type=float, default=200)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--held-out", type=int, default=48)
     Loop(parser.parse_args()).run()

@@ -91,6 +91,7 @@ class ClassFacts:
         why: what was in the way of finding the rule; empty where nothing was.
         chosen: attribute of an inner model whose class is chosen when it is loaded, by its config; empty where there is none.
         never: why EAGLE-3 has no meaning for the class; empty where it has.
+        around: attribute of the language model that it wraps, whether or not that has hooks; empty for a plain decoder.
     """
 
     module: str
@@ -108,6 +109,7 @@ class ClassFacts:
     why: str = ""
     chosen: str = ""
     never: str = ""
+    around: str = ""
 
 
 @dataclass(frozen=True)

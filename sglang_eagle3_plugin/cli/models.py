@@ -23,7 +23,7 @@ _COLOURS = {NATIVE: "green", NOT_POSSIBLE: "red"}
 @click.option("--release", metavar="RELEASE", help="An SGLang release.  [default: the newest known one]")
 @click.option("--class", "class_name", metavar="CLASS", help="Only the classes whose name holds this.")
 @click.option("--way", type=click.Choice(WAYS), help="Only the classes that are served this way.")
-@click.option("--json", "as_json", is_flag=True, help="{release, counts, models: [{class, way, why, evidence}]}.")
+@click.option("--json", "as_json", is_flag=True, help="{release, counts, wrappers, models: [{class, way, why, evidence, around}]}.")
 def command(release: str | None, class_name: str | None, way: str | None, as_json: bool) -> int:
     """List every model class of a release: served by SGLang alone, by the plugin and how, or not, and why.
 
@@ -37,22 +37,25 @@ def command(release: str | None, class_name: str | None, way: str | None, as_jso
         raise UserError(f"nothing is recorded of SGLang {chosen}; the nearest release that is known is {nearest}")
     rows = models_of(chosen)
     counts = Counter(row["way"] for row in rows)
+    wrappers = Counter(row["way"] for row in rows if row["around"])
     rows = [row for row in rows if (way is None or row["way"] == way) and (class_name or "").lower() in row["class"].lower()]
     if as_json:
-        click.echo(json.dumps({"release": chosen, "counts": {w: counts[w] for w in WAYS}, "models": rows}, indent=1))
+        both = {name: {w: some[w] for w in WAYS} for name, some in (("counts", counts), ("wrappers", wrappers))}
+        click.echo(json.dumps({"release": chosen, **both, "models": rows}, indent=1))
     else:
-        _show(chosen, counts, rows)
+        _show(chosen, counts, wrappers, rows)
     return int(not rows)
 
 
 def models_of(release: str) -> list[dict[str, Any]]:
-    """Every target class of a release: ``class``, ``way`` (one of ``WAYS``), ``why`` and ``evidence`` (see ``support``)."""
+    """Every target class of a release: ``class``, ``way`` (one of ``WAYS``), ``why``, ``evidence`` (``support``), ``around``."""
     rows = []
     for name in releases.class_names():
         facts = releases.class_facts(release, name)
         if facts is not None:
             found = support.support(release, name)
-            rows.append({"class": name, "way": _way(facts, found), "why": found.why, "evidence": found.evidence})
+            row = {"class": name, "way": _way(facts, found), "why": found.why, "evidence": found.evidence, "around": facts.around}
+            rows.append(row)
     return rows
 
 
@@ -69,11 +72,11 @@ def _way(facts: releases.ClassFacts, found: support.Support) -> str:
     return DELIVERY if facts.capture is not None else TAP
 
 
-def _show(release: str, counts: Counter[str], rows: list[dict[str, Any]]) -> None:
+def _show(release: str, counts: Counter[str], wrappers: Counter[str], rows: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
-    served = sum(counts[w] for w in WAYS if w != NOT_POSSIBLE)
-    total = sum(counts.values())
-    console.print(f"SGLang {release}: {total} model classes; {counts[NATIVE]} served by SGLang alone, {served} with the plugin")
+    for what, some in (("model classes", counts), ("of them around a language model", wrappers)):
+        served = some.total() - some[NOT_POSSIBLE]
+        console.print(f"SGLang {release}: {some.total()} {what}; {some[NATIVE]} served by SGLang alone, {served} with the plugin")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("class", "way", "how, or why not"):
         table.add_column(heading, overflow="fold")

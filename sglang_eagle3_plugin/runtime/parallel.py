@@ -23,7 +23,14 @@ CAPTURES_INSIDE = {"capture_output", "captured_last_layer_outputs", "capture_gat
 
 def is_last_stage(runner: Any) -> bool:
     """Whether a ModelRunner holds the last pipeline stage, the only one whose captures reach a draft."""
-    return int(getattr(runner, "pp_rank", 0)) == int(getattr(runner, "pp_size", 1)) - 1
+    group = getattr(runner, "pp_group", None)  # from 0.5.16 or so the runner keeps it in place of the two numbers
+    rank = getattr(runner, "pp_rank", getattr(group, "rank_in_group", 0))
+    return int(rank) == _stages(runner) - 1
+
+
+def _stages(runner: Any) -> int:
+    group = getattr(runner, "pp_group", None)
+    return int(getattr(runner, "pp_size", getattr(group, "world_size", 1)))
 
 
 def check(runner: Any, stack: Any) -> None:
@@ -69,7 +76,7 @@ _NOT_WITH_THE_TAP = (
 
 
 def _check_pipeline(runner: Any, stack: Any, generic: bool) -> None:
-    if int(getattr(runner, "pp_size", getattr(runner.server_args, "pp_size", 1))) <= 1:
+    if _stages(runner) <= 1:
         return
     if generic:
         raise CaptureError("the generic tap cannot serve pipeline stages: what a stage before the last one captures is dropped")

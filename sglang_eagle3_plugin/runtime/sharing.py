@@ -40,9 +40,11 @@ def resolve(model: Any, path: str) -> Any:
 
 
 def _embedding_path(decoder: Decoder, hidden_size: int) -> str:
-    packed = ""
+    packed = elsewhere = ""
     for link in reversed(decoder.chain):
         for name, child in link.module.named_children():
+            if is_a(child, "PPMissingLayer") and "emb" in name:
+                elsewhere = f": {name} lies on the first pipeline stage, and the draft that is to share it on the last"
             if not (is_a(child, "VocabParallelEmbedding") or is_a(child, "Embedding")) or is_a(child, "ParallelLMHead"):
                 continue
             # Learned positions are an embedding too, and come after the tokens' in every model; `wpe` is GPT-2's name for them.
@@ -53,7 +55,7 @@ def _embedding_path(decoder: Decoder, hidden_size: int) -> str:
             if width == hidden_size:
                 return _join(decoder.path_to(link.module), name)
             packed = packed or f"; {name}.weight is {width} wide where {hidden_size} was due, so it is packed by a quantisation"
-    raise StructureError(f"no token embedding was found on the way to {type(decoder.stack).__name__}{packed}")
+    raise StructureError(f"no token embedding was found on the way to {type(decoder.stack).__name__}{packed or elsewhere}")
 
 
 def _head_path(decoder: Decoder, hidden_size: int) -> str | None:

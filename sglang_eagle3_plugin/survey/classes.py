@@ -138,6 +138,20 @@ class Classes:
                     return attribute
         return ""
 
+    def wraps(self, cls: Class) -> str:
+        """The attribute in which a class keeps the language model that it wraps; empty for a plain decoder.
+
+        Also one kept a step further down, in what the class builds by its version (MiniCPM-V) or holds (Mistral 3 up to 0.5.9).
+        """
+        for reached in self.reach_all(cls, depth=2):
+            lineage = self.lineage(reached)
+            for attribute in INNER[:-1]:
+                if any(attribute in c.summary.attributes for c in lineage):
+                    return attribute
+            if any(made.name.endswith("ForCausalLM") for made in self.made(reached, "model")):
+                return "model"
+        return ""
+
     def stack_of(self, cls: Class) -> Class | None:
         """The class that runs the decoder layers: the innermost model on the way that keeps ``layers``.
 

@@ -143,7 +143,7 @@ def _class(tree: Classes, cls: Class) -> ClassFacts:
         "accessor": accessor.name if accessor else None,
     }
     values["inner"] = next((a for a, inner in tree.inner(cls) if tree.definer(inner, SETTER) and tree.definer(inner, ACCESSOR)), "")
-    values["chosen"] = tree.chosen(cls)
+    values["chosen"], values["around"] = tree.chosen(cls), tree.wraps(cls)
     if any(c.summary.all_logits for c in tree.lineage(cls)):
         values["never"] = BLOCK_DIFFUSION
     stack = tree.stack_of(cls)

@@ -39,7 +39,6 @@ ENGINE_ARGUMENTS: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "skip_tokenizer_init": True,
-    "enable_multimodal": False,  # the tiny targets have no processor files
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
     "disable_radix_cache": True,
@@ -83,6 +82,7 @@ class EngineSpec:
         arguments: further arguments of `sglang.Engine` or, as flags, of `sglang.launch_server`.
         environment: further variables, such as ``EAGLE3_PLUGIN=0``.
         return_hidden_states: ask for them with the outputs.
+        images: a file a prompt, which its ids name a place for (``pictures.IMAGE``); the target needs processor files then.
         rewired_ids: run the prompts a second time after the target's setter was called with these ids; for labelled families only.
             Outputs of the second time follow those of the first.
         timeout_s: after this the run is killed and counts as failed.
@@ -99,6 +99,7 @@ class EngineSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     return_hidden_states: bool = False
+    images: tuple[Path, ...] = ()
     rewired_ids: tuple[int, ...] | None = None
     timeout_s: float = 400
 
@@ -108,7 +109,7 @@ class EngineSpec:
 
     def engine_arguments(self, release: str) -> dict[str, Any]:
         """All arguments of the engine for a release."""
-        arguments = {"model_path": str(self.target), **ENGINE_ARGUMENTS}
+        arguments = {"model_path": str(self.target), **ENGINE_ARGUMENTS, "enable_multimodal": bool(self.images)}
         for releases, extra, _ in ARGUMENTS_BY_RELEASE:
             if release in releases:
                 arguments |= extra
@@ -185,6 +186,7 @@ def run(environment: Environment, spec: EngineSpec) -> EngineResult:
             "prompts": spec.prompts,
             "sampling_params": {"max_new_tokens": spec.max_new_tokens, "temperature": 0.0, "ignore_eos": True},
             "return_hidden_states": spec.return_hidden_states,
+            "images": [str(path) for path in spec.images],
             "rewired_ids": spec.rewired_ids,
             "records": str(place.records),
         }

@@ -1,7 +1,8 @@
 """What runs with a release's own Python: one `sglang.Engine`, a few prompts, the results as JSON. Not imported by the package.
 
 usage: worker.py REQUEST.json RESULT.json. The request: ``engine`` (arguments of `sglang.Engine`), ``prompts`` (token ids),
-``sampling_params``, ``return_hidden_states``, ``rewired_ids``, ``records`` (the plugin's runtime directory).
+``images`` (a file a prompt, or none), ``sampling_params``, ``return_hidden_states``, ``rewired_ids``, ``records`` (the plugin's
+runtime directory).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ def main(request_path: str, result_path: str) -> None:
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     engine = sglang.Engine(**request["engine"])
     extra = {"return_hidden_states": True} if request["return_hidden_states"] else {}
+    if request.get("images"):
+        extra["image_data"] = [[path] for path in request["images"]]
     outputs = engine.generate(input_ids=request["prompts"], sampling_params=request["sampling_params"], **extra)
     if request["rewired_ids"] is not None:
         Path(os.environ["EAGLE3_RIG_REWIRE"]).write_text(json.dumps(request["rewired_ids"]), encoding="utf-8")

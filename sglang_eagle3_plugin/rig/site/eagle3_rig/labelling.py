@@ -21,7 +21,8 @@ MODULE = "sglang.srt.model_executor.model_runner"
 
 
 def install(module: ModuleType) -> None:
-    """Wrap ``ModelRunner.load_model`` so that what it has loaded is rewritten; ``EAGLE3_RIG_LABEL`` says how (JSON)."""
+    """Wrap ``ModelRunner.load_model`` so that what it has loaded is rewritten; ``EAGLE3_RIG_LABEL`` says how (JSON): a plan of
+    rig/families.py, or ``noise`` alone, the size of random weights for target and draft."""
     load_model = module.ModelRunner.load_model
 
     @functools.wraps(load_model)
@@ -31,7 +32,9 @@ def install(module: ModuleType) -> None:
         plan = json.loads(os.environ["EAGLE3_RIG_LABEL"])
         result = load_model(self, *args, **kwargs)
         with torch.no_grad():
-            if not getattr(self, "is_draft_worker", False):
+            if "noise" in plan:
+                _fill(self.model, plan["noise"])
+            elif not getattr(self, "is_draft_worker", False):
                 label_target(self.model, plan)
             elif plan["draft"]:
                 from safetensors.torch import load_file
@@ -78,6 +81,18 @@ def _rewire_when_asked(runner: Any) -> None:
         return forward(self, *args, **kwargs)
 
     runner.forward = asked
+
+
+def _fill(model: Any, size: float) -> None:
+    """Random weights of this size everywhere, the same in every process; norms multiply by 1."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if torch.is_floating_point(parameter) and parameter.dim() > 1:
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * size)
+        elif torch.is_floating_point(parameter):
+            parameter.data.fill_(float(name.endswith("weight")))
 
 
 def label_target(model: Any, plan: dict[str, Any]) -> None:

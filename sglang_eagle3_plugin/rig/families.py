@@ -48,6 +48,7 @@ class Family:
         hidden_size: H.
         remote: its config class has to travel with it.
         arguments: further arguments of the engine.
+        environment: further variables of its processes.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Family:
     hidden_size: int = 256
     remote: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -149,7 +151,7 @@ def write(directory: Path, one: Family, boundaries: Sequence[int], ids: Sequence
         "multiply": MULTIPLY,
         "add": ADD,
     }
-    return target.path, draft, {"EAGLE3_RIG_LABEL": json.dumps(plan)}
+    return target.path, draft, {**one.environment, "EAGLE3_RIG_LABEL": json.dumps(plan)}
 
 
 def _read() -> dict[str, Any]:

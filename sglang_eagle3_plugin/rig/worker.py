@@ -19,7 +19,7 @@ def main(request_path: str, result_path: str) -> None:
 
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     engine = sglang.Engine(**request["engine"])
-    extra = {"return_hidden_states": True} if request["return_hidden_states"] else {}
+    extra: dict[str, object] = {"return_hidden_states": True} if request["return_hidden_states"] else {}
     if request.get("images"):
         extra["image_data"] = [[path] for path in request["images"]]
     outputs = engine.generate(input_ids=request["prompts"], sampling_params=request["sampling_params"], **extra)

@@ -76,7 +76,7 @@ def extract(
         UserError: the server cannot be used, or the disk has no room for what is asked.
     """
     started = time.monotonic()
-    server_info(url)
+    info = server_info(url)
     check_directory(directory)
     rows = 0
     wanted: dict[str, Sequence] = {}
@@ -87,6 +87,8 @@ def extract(
     present = _there(directory, wanted)
     there = set(present)
     failed: dict[str, int] = {}
+    if len(there) < len(wanted) and not info.get("disable_radix_cache"):
+        _check_cache(url, max((wanted[key] for key in wanted.keys() - there), key=lambda sequence: len(sequence.ids)))
     for _ in range(rounds):
         todo = [sequence for key, sequence in wanted.items() if key not in there]
         if not todo:
@@ -182,6 +184,33 @@ def _check_room(directory: Path, todo: list[Sequence]) -> None:
         )
 
 
+def _request(sequence: Sequence) -> dict[str, Any]:
+    return {
+        "input_ids": list(sequence.ids),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        # A cached prefix has no states to dump; under a key of its own a request finds none, and is run whole.
+        "extra_key": f"eagle3-extract-{uuid.uuid4().hex}",
+    }
+
+
+def _check_cache(url: str, sequence: Sequence) -> None:
+    """See that a key of its own keeps a request out of the prefix cache: the scheduler of releases up to 0.5.10 forgets it.
+
+    Raises:
+        UserError: it does not.
+    """
+    try:
+        answers = [httpx.post(f"{url.rstrip('/')}/generate", json=_request(sequence), timeout=600) for _ in range(2)]
+        cached = answers[1].json()["meta_info"].get("cached_tokens", 0)
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return  # the extraction itself says what is wrong
+    if cached:
+        raise UserError(
+            f"{url} serves prefixes from its cache to every request, and these have no states to dump; "
+            "restart it with --disable-radix-cache"
+        )
+
+
 async def _ask(url: str, todo: list[Sequence], concurrency: int, failed: dict[str, int], tick: Callable[[], None]) -> None:
     waiting = iter(todo)
     last = time.monotonic()
@@ -190,14 +219,8 @@ async def _ask(url: str, todo: list[Sequence], concurrency: int, failed: dict[st
         async def work() -> None:
             nonlocal last
             for sequence in waiting:
-                body = {
-                    "input_ids": list(sequence.ids),
-                    "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-                    # A cached prefix has no states to dump; under a key of its own a request finds none, and is run whole.
-                    "extra_key": f"eagle3-extract-{uuid.uuid4().hex}",
-                }
                 try:
-                    answer = await client.post("/generate", json=body)
+                    answer = await client.post("/generate", json=_request(sequence))
                     answer.raise_for_status()
                 except httpx.HTTPStatusError as error:
                     reason = f"HTTP {error.response.status_code}: {error.response.text[:200]}"

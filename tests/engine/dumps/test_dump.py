@@ -21,7 +21,7 @@ SHORT, SHORTER = (17, 34, 51, 68, 85), (200, 3, 77)
 BATCH = ((90, 91, 92, 93), (150, 151), tuple(range(100, 135)))
 LONG = tuple(tuple(range(start, start + 40)) for start in (30, 80, 130))
 CHUNK = 64
-"""Each of LONG alone fits into one pass; the three together do not, so that one of them is cut at 24."""
+"""Each of LONG alone fits into one pass; the three together do not, so that one of them is cut."""
 CACHING = {"chunked_prefill_size": CHUNK, "disable_radix_cache": False}
 ROUNDING = 1e-6
 """Relative, float32 through eight layers; one boundary off is 1e-2."""
@@ -69,19 +69,18 @@ def assert_equal_to_hugging_face(dump, target, sequences, release, tmp_path):
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.13", "0.5.23"])
-def test_every_boundary_equals_hugging_face_single_chunked_batched_and_cached(tmp_path, release):
+def test_every_boundary_equals_hugging_face_and_a_cached_prefix_is_refused(tmp_path, release):
     target, server = served(tmp_path, release, arguments=CACHING, **every(tmp_path))
     everything = (SHORT, SHORTER, *BATCH, *LONG)
     with server as running:
-        for prompt in (SHORT, SHORTER, *BATCH, LONG[0]):
+        for prompt in (SHORT, SHORTER):
             ask(running, [prompt])
-        ask(running, LONG, extra_key=["a", "b", "c"])  # LONG[0] is in the prefix cache now: a key of its own keeps it out
+        ask(running, BATCH)
+        ask(running, LONG)
         complete(tmp_path / "dump", everything)
-        ask(running, [(*LONG[0], 50, 51)])  # without one, its first 40 tokens come from the cache
+        ask(running, [(*LONG[0], 50, 51)])  # its first 40 tokens come from the cache
         time.sleep(2)
-        log = running.place.log.read_text()
     dump = complete(tmp_path / "dump", everything)
-    assert f"#new-token: {CHUNK}" in log, "nothing was chunked"
     assert dump.header().boundaries == tuple(range(target.layers + 1))
     assert verify(dump) == []
     assert dump.counts["cached_prefix"] == 1
@@ -93,22 +92,27 @@ def test_every_boundary_equals_hugging_face_single_chunked_batched_and_cached(tm
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.13", "0.5.23"])
 def test_chunked_batched_and_cached_runs_give_the_bytes_of_single_ones(tmp_path, release):
-    target, server = served(tmp_path, release, arguments=CACHING, change=make_exact, **every(tmp_path))
+    # Up to 0.5.10 the scheduler forgets a request's key, so that what is cached can't be run again: the test above.
+    arguments = CACHING | ({"disable_radix_cache": True} if release == "0.5.9" else {})
+    target, server = served(tmp_path, release, arguments=arguments, change=make_exact, **every(tmp_path))
     sequences = (SHORT, *BATCH, *LONG)
     with server as running:
         for prompt in sequences:
             ask(running, [prompt])
         complete(tmp_path / "dump", sequences)
-        # Every one of them is in the prefix cache now, and is run again whole because its key is new.
-        ask(running, LONG, extra_key=["a", "b", "c"])
-        ask(running, (SHORT, *BATCH), extra_key=list("defg"))
-        log = running.place.log.read_text()
+        # All of them are in the prefix cache now, and are run again whole because their keys are new. While the first is run
+        # alone, the others arrive; on a busy machine they may come one by one, and nothing is cut: ask again then.
+        for attempt in range(5):
+            together = (tuple(range(180, 240)), *LONG, SHORT, *BATCH)
+            ask(running, together, extra_key=[f"{attempt}-{i}" for i in range(len(together))])
+            if f"#new-token: {CHUNK}," in (log := running.place.log.read_text()):
+                break
         dump = complete(tmp_path / "dump", sequences, times=2)
-    assert f"#new-token: {CHUNK}" in log, "nothing was chunked"
+    assert f"#new-token: {CHUNK}," in log, "nothing was chunked"
     assert dump.counts.get("cached_prefix", 0) == 0
     for ids in sequences:
         single, *others = [dump.read(ref) for ref in dump.refs if ref.key == sample_key(ids)]
-        assert len(others) == 1
+        assert others
         for other in others:
             assert other.aux.tobytes() == single.aux.tobytes()
             assert other.final.tobytes() == single.final.tobytes()

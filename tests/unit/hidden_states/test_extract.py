@@ -20,16 +20,16 @@ from .making import HEADER, sample
 class StandIn:
     """An SGLang server as far as `extract` sees it. ``fate(ids, times asked)`` says what becomes of a request."""
 
-    def __init__(self, directory, fate=lambda ids, asked: "dump"):
+    def __init__(self, directory, fate=lambda ids, asked: "dump", no_cache=True, namespaces=True):
         self.writer = Writer(directory, HEADER, min_free_bytes=0, shard_bytes=1)
         self.asked = {}
-        self.keys = set()
+        self.cached = set()
         lock = threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self.reply({"tokenizer_path": "nowhere"})
+                self.reply({"tokenizer_path": "nowhere", "disable_radix_cache": no_cache})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -37,12 +37,12 @@ class StandIn:
                 with lock:
                     outer.asked[ids] = outer.asked.get(ids, 0) + 1
                     what = fate(ids, outer.asked[ids])
-                    if body["extra_key"] in outer.keys:  # the prefix cache: what is found there has no states
-                        what = "refuse"
-                    outer.keys.add(body["extra_key"])
-                    if what == "dump":
+                    key = body["extra_key"] if namespaces else "one for all"
+                    cached = len(ids) - 1 if (key, ids) in outer.cached else 0
+                    outer.cached.add((key, ids))
+                    if what == "dump" and (no_cache or not cached):
                         outer.writer.add(sample(ids))
-                self.reply({}, 500 if what == "error" else 200)
+                self.reply({"meta_info": {"cached_tokens": cached}}, 500 if what == "error" else 200)
 
             def reply(self, value, status=200):
                 body = json.dumps(value).encode()
@@ -114,10 +114,18 @@ def test_what_was_dropped_is_asked_for_again_and_what_never_comes_is_named(serve
     assert list(done.failed.values()) == [3]
 
 
-def test_no_two_requests_share_a_key_of_the_prefix_cache(serve, tmp_path):
-    server = serve(fate=lambda ids, asked: "drop" if asked < 3 else "dump")
-    done = extract.extract(server.url, rows([1, 2], [1, 2, 3]), tmp_path / "dump")
-    assert (done.added, done.missing, len(server.keys)) == (2, (), 6)
+def test_each_request_has_a_key_of_its_own_in_the_prefix_cache(serve, tmp_path):
+    server = serve(no_cache=False, fate=lambda ids, asked: "drop" if asked < 4 and len(ids) == 2 else "dump")
+    done = extract.extract(server.url, rows([1, 2], [1, 2, 3]), tmp_path / "dump", rounds=4)
+    assert (done.added, done.missing) == (2, ())
+    assert len({key for key, _ in server.cached}) == sum(server.asked.values())
+
+
+def test_a_server_that_forgets_the_key_is_refused(serve, tmp_path):
+    server = serve(no_cache=False, namespaces=False)
+    with pytest.raises(UserError, match="restart it with --disable-radix-cache"):
+        extract.extract(server.url, rows([1, 2], [1, 2, 3]), tmp_path / "dump")
+    assert server.asked == {(1, 2, 3): 2}
 
 
 def test_more_than_the_disk_holds_is_refused_before_it_is_asked_for(serve, tmp_path, monkeypatch):

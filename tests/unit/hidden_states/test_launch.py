@@ -29,7 +29,7 @@ from sglang_eagle3_plugin.hidden_states.writer import Writer
 writer = Writer(Path(os.environ["EAGLE3_DUMP_DIR"]), HEADER, min_free_bytes=0, shard_bytes=1)
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.reply({})
+        self.reply({"disable_radix_cache": "--disable-radix-cache" in sys.argv})
     def do_POST(self):
         writer.add(sample(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input_ids"]))
         self.reply({})

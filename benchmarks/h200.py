@@ -78,6 +78,7 @@ CONFIGURATIONS = {
     "perfect draft, EAGLE3_DEBUG, every step": Configuration(
         "good", against=PLUGIN, environment={"EAGLE3_DEBUG": "every=1,rate=0"}
     ),
+    "perfect draft, EAGLE3_DEBUG=1": Configuration("good", against=PLUGIN, environment={"EAGLE3_DEBUG": "1"}),
     "perfect draft, EAGLE3_DUMP_DIR": Configuration("good", against=PLUGIN, environment={"EAGLE3_DUMP_DIR": "{scratch}/dump"}),
     "perfect draft, --disable-cuda-graph": Configuration(
         "good", against=PLUGIN, arguments={"disable_cuda_graph": True}, seldom=True

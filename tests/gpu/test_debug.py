@@ -1,15 +1,14 @@
-"""EAGLE3_DEBUG on a CUDA device with CUDA graphs on: what it says of graphs equals what it says eagerly, and what it costs.
+"""EAGLE3_DEBUG on a CUDA device with CUDA graphs on: what it says of graphs equals what it says eagerly.
 
 ``python tests/gpu/test_debug.py`` where SGLang and this plugin are installed; prints one JSON line. Also a pytest test.
-Graphs and eager are two engines over one labelled model; the cost is measured in the engine with graphs, debug switched on and off
-by its live switch between paired blocks of the same requests.
+Graphs and eager are two engines over one labelled model; debug is switched on and off by its live switch. What it costs is
+measured by ``benchmarks/h200.py``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,6 @@ except ModuleNotFoundError:  # the machine with the device may have no pytest
 from sglang_eagle3_plugin.rig import models
 
 BOUNDARIES = (3, 5, 6)
-BLOCKS = 8
 PROMPTS = [[17, 34, 51, 68, 85], *([200 - i, 3 + i, 77] for i in range(7))]
 CLOSE = 5e-3
 """Relative, of norms: kernels of a graph and of an eager pass may sum in another order, in float16."""
@@ -58,7 +56,7 @@ def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
 
 
 def serve(request_path: str) -> None:
-    """In a process of its own: one engine; the lines of a fixed set of requests; with graphs also the paired cost."""
+    """In a process of its own: one engine; the lines of a fixed set of requests, and the tokens while debug is on and after."""
     import sglang
 
     from sglang_eagle3_plugin.server import debug
@@ -71,11 +69,6 @@ def serve(request_path: str) -> None:
         outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
         return [output["output_ids"] for output in outputs]
 
-    def timed(tokens: int) -> float:
-        began = time.perf_counter()
-        generate(PROMPTS[:1], tokens)
-        return tokens / (time.perf_counter() - began)
-
     def switch(spec: str | None, file: str | None = None) -> None:
         states = debug.switch(os.getpid(), on=spec is not None, spec=spec or "1", file=file)
         assert states, states
@@ -87,17 +80,7 @@ def serve(request_path: str) -> None:
     tokens = [generate(PROMPTS[:1], 16), generate(PROMPTS, 16)]
     time.sleep(6)  # the steps of requests that ended with a verify are sent when the engine has been idle
     switch(None)
-    result = {"tokens": tokens, "plain": [timed(512) for _ in range(BLOCKS)]}
-    for name, spec in (("every step", "every=1,rate=0"), ("every step, default rate", "every=1"), ("default", "1")):
-        ratios = []
-        for block in range(BLOCKS if request["cost"] else 0):
-            found = {}
-            for state in ("on", "off") if block % 2 else ("off", "on"):
-                switch(spec if state == "on" else None)
-                found[state] = timed(512)
-            ratios.append(found["on"] / found["off"])
-        if ratios:
-            result[name] = {"ratio": round(statistics.median(ratios), 4), "all": [round(ratio, 4) for ratio in ratios]}
+    result = {"tokens": tokens, "after": generate(PROMPTS, 16)}
     Path(request["result"]).write_text(json.dumps(result))
     engine.shutdown()
     os._exit(0)
@@ -112,7 +95,6 @@ def run(root: Path, graphs: bool) -> tuple[dict, list[dict]]:
         "engine": engine_arguments(target.path, draft, graphs),
         "lines": str(place / "lines.jsonl"),
         "result": str(place / "result.json"),
-        "cost": graphs,
     }
     (place / "request.json").write_text(json.dumps(request))
     environment = os.environ | {"EAGLE3_RUNTIME_DIR": str(place / "records")}
@@ -125,8 +107,8 @@ def run(root: Path, graphs: bool) -> tuple[dict, list[dict]]:
     return json.loads((place / "result.json").read_text()), lines
 
 
-def check(root: Path) -> dict:
-    """Everything; returns the figures.
+def check(root: Path) -> dict[str, int]:
+    """Everything; returns how many passes were compared, by name.
 
     Raises:
         AssertionError: something isn't as it must be.
@@ -141,17 +123,9 @@ def check(root: Path) -> dict:
     assert not any(said["graph"] for said in without)
     compared = compare(with_graphs, without)
     assert compared.keys() >= {"target prefill", "target verify", "draft extend"}, compared
-    plain, slow = statistics.median(graphs["plain"]), statistics.median(eager["plain"])
-    figures = {
-        "compared": compared,
-        "tok_s_graphs": round(plain, 1),
-        "tok_s_disable_cuda_graph": round(slow, 1),
-        "factor": round(plain / slow, 2),
-        **{name: graphs[name] for name in graphs if name not in ("tokens", "plain")},
-    }
-    print(json.dumps(figures), flush=True)
-    assert figures["every step, default rate"]["ratio"] >= 0.97, figures
-    return figures
+    assert graphs["after"] == graphs["tokens"][1] == eager["after"]
+    print(json.dumps({"compared": compared}), flush=True)
+    return compared
 
 
 def compare(with_graphs: list[dict], without: list[dict]) -> dict[str, int]:
@@ -176,7 +150,7 @@ def compare(with_graphs: list[dict], without: list[dict]) -> dict[str, int]:
     return compared
 
 
-def test_graphs_say_what_eager_says_and_debug_costs_little(tmp_path):
+def test_graphs_say_what_eager_says(tmp_path):
     check(tmp_path)
 
 

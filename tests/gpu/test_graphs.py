@@ -120,7 +120,7 @@ def results_on_two(tmp_path_factory):
 
 def check(name: str, result: dict) -> None:
     assert result["outputs"], result["log"][-3000:]
-    assert "apture cuda graph end" in result["log"] or "apture draft cuda graph end" in result["log"]
+    assert "graph end" in result["log"].lower(), "no CUDA graph was captured"
     for prompt, output in zip(engine.PROMPTS, result["outputs"], strict=True):
         assert output["output_ids"] == list(models.continuation(prompt, NEW_TOKENS))
         verified = output["meta_info"]["spec_verify_ct"]

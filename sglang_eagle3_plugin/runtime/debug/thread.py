@@ -31,6 +31,8 @@ _UNFINISHED_S = 5.0
 """A step without a pass for so long gets no more: on a CPU one pass may take a second."""
 _LABELS_S = 5.0
 _AT_EXIT_S = 2.0
+_BREATH_S = 0.0002
+"""Between two lines."""
 
 _thread: DebugThread | None = None
 
@@ -172,6 +174,8 @@ class DebugThread(threading.Thread):
                 self._write_one(said)
                 if self._ranks is not None:
                     self._ranks.add(said)
+                # The serving thread wants the interpreter back hundreds of times a step, and would wait for the whole queue.
+                time.sleep(_BREATH_S)
 
     def _compare_ranks(self) -> None:
         if self._ranks is None:

@@ -117,6 +117,14 @@ class Writer:
                 self._hashers.shutdown()
                 os.close(self._manifest)
 
+    def abandon(self) -> None:
+        """After an error: let shards that are on their way end, well or not, take nothing more, and let go of the manifest."""
+        with self._lock:
+            self._pending.clear()
+            self._shards.shutdown(cancel_futures=True)
+            self._hashers.shutdown()
+            os.close(self._manifest)
+
     def _launch(self) -> None:
         samples, self._pending = self._pending, []
         size, self._pending_bytes = self._pending_bytes, 0

@@ -223,8 +223,8 @@ class Spool:
         except Exception as error:
             self._give_up(error)
         finally:
-            if writer is not None and not self._broken:
-                writer.close()
+            if writer is not None:
+                writer.abandon() if self._broken else writer.close()
 
     def _take(self, finished: Finished, writer: Writer | None) -> Writer | None:
         sample = self._sample(finished)

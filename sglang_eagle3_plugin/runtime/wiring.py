@@ -82,7 +82,7 @@ class Setter:
 
     def __call__(self, layer_ids: Sequence[int] | None = None) -> None:
         """Call the release's own setter with the ids that SGLang read from the draft, then correct what it captures."""
-        fault = self._call_stock()
+        fault = self._call_stock(layer_ids)
         if not parallel.is_last_stage(self.runner):
             return  # SGLang's setters do nothing there either: what a stage before the last one captures is dropped
         try:
@@ -92,14 +92,16 @@ class Setter:
         except Exception:
             logger.warning("sglang-eagle3-plugin: wiring failed; layer ids stay as SGLang reads them.", exc_info=True)
 
-    def _call_stock(self) -> str:
+    def _call_stock(self, layer_ids: Sequence[int] | None) -> str:
         """Let the release's own setter do its work; return what it failed with, or an empty string.
 
         A setter that marks layers indexes past the last one when boundary L is asked for; without ids it always works.
         """
         seen = self.draft.ids_seen_by_sglang
+        # As they come: a source that was patched, or reads a convention itself, says more than a list does.
+        ids = layer_ids if layer_ids is not None else None if seen is None else list(seen)
         try:
-            self.stock(None if seen is None else list(seen))
+            self.stock(ids)
         except Exception as error:
             self.stock(None)
             return f"{type(error).__name__}: {error}"

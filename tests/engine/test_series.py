@@ -59,6 +59,10 @@ def _spec(root: Path, family: str, boundaries: tuple[int, ...], **draft: Any) ->
     return EngineSpec(target.path, models.draft(root / "draft", target, boundaries, **draft), num_steps=NUM_STEPS)
 
 
+def _wirings(result: EngineResult) -> list[dict[str, Any]]:
+    return [record["wiring"] for record in result.records if "wiring" in record]
+
+
 def _seen(result: EngineResult) -> tuple[Any, ...]:
     return result.ok, result.boundaries, result.spec_accept_length, result.tokens
 
@@ -75,6 +79,10 @@ def test_patched_source_and_plugin_give_the_same_and_together_the_plugin_stands_
     assert _seen(by_plugin) == _seen(by_source), by_plugin.error
     assert _seen(both) == _seen(by_source), both.error
     assert both.patch_states["delegation-kimi-k25"] == "native"
+    assert [wiring["corrected"] for wiring in _wirings(by_plugin)] == [True]
+    assert [wiring["corrected"] for wiring in _wirings(both)] == [False], (
+        "the source captures what is wanted: nothing is left to do"
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "kimi-k25", "qwen3-moe"])

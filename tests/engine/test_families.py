@@ -89,7 +89,8 @@ def test_eagle3_serves_a_family(env059, runs, tmp_path, name):
     serves(acceptance.facts(name, runs(env059.release, acceptance.spec(tmp_path, name))))
 
 
-RUNS = json.loads(acceptance.RECORDED.read_text(encoding="utf-8"))["runs"]
+RECORDED_RUNS = json.loads(acceptance.RECORDED.read_text(encoding="utf-8"))["runs"]
+RUNS = [run for run in RECORDED_RUNS if "error" not in run]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=[f"{run['release']}-{run['family']}" for run in RUNS])
@@ -97,3 +98,17 @@ def test_recorded_engines_serve(run):
     assert run["date"]
     assert run["command"]
     serves(run)
+
+
+def test_an_engine_that_did_not_serve_is_recorded_with_the_reason():
+    assert all(run["reason"] for run in RECORDED_RUNS if "error" in run)
+
+
+def test_the_recorded_engines_hold_eight_wrappers_and_six_decoders_that_stock_cannot_serve():
+    served = {run["family"] for run in RUNS if run["release"] == "0.5.9" and run["completion"]}
+    wrappers = {name for name in served if any(key.endswith("_config") for key in families.family(name).config)}
+    assert len(wrappers) >= 8, sorted(wrappers)
+    assert len(served - wrappers) >= 6, sorted(served - wrappers)
+    assert wrappers >= {"kimi-vl", "internvl", "qwen2-audio", "qwen3-omni"}
+    assert wrappers & {"llava-mistral3", "pixtral"}
+    assert served - wrappers >= {"phi", "gemma2", "olmo2", "granite", "cohere", "starcoder2"}

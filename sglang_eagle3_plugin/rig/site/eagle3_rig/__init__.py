@@ -22,6 +22,7 @@ def install() -> None:
         after[observer.MODULE] = observer.install
     if os.environ.get("EAGLE3_RIG_LABEL"):
         after[labelling.MODULE] = hooks.both(after.get(labelling.MODULE), labelling.install)
+        after[labelling.PROCESSOR_MODULE] = labelling.prepare_images_here
     release = replacements.sglang_release()
     needed = [stub for stub in replacements.STUBS if stub.needed(release)]
     lenders = {name: lender for stub in needed for name, lender in stub.lends.items()}

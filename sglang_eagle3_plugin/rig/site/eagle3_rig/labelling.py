@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 MODULE = "sglang.srt.model_executor.model_runner"
+PROCESSOR_MODULE = "sglang.srt.multimodal.processors.base_processor"
 
 
 def install(module: ModuleType) -> None:
@@ -49,6 +50,11 @@ def install(module: ModuleType) -> None:
             sys.modules[name].get_device = lambda *args, **kwargs: "cpu"  # type: ignore[attr-defined]
     _stay_on_the_cpu()
     _rewire_when_asked(module.ModelRunner)
+
+
+def prepare_images_here(module: ModuleType) -> None:
+    """Let image processors run where there is no accelerator; SGLang sends their pixels to ``cuda`` unless this flag is set."""
+    module._is_cpu = True  # type: ignore[attr-defined]
 
 
 def _stay_on_the_cpu() -> None:

@@ -1,6 +1,6 @@
 """The whole loop, without a GPU: a target that learnt real text, dump, export, draft, served; then miswired, told and predicted.
 
-    python benchmarks/loop.py WORK [--release 0.5.9] [--target-seconds 200] [--draft-seconds 200] [--texts 400] [--held-out 48]
+    python benchmarks/loop.py WORK [--release 0.5.9] [--target-steps 700] [--draft-steps 300] [--texts 240] [--held-out 48]
 
 Each stage leaves its figures in WORK/figures.json and is passed over when they are there: run it again and it goes on. WORK/target
 and WORK/draft are ordinary checkpoints afterwards. The engine is the unmodified release of the rig, on the CPU.
@@ -83,7 +83,7 @@ class Loop:
         options, work = self.options, self.work
         target, draft, export = work / "target", work / "draft", work / "export"
         teach = (HERE / "loop_target.py", "--threads", options.threads)
-        self.stage("target", lambda: self.python(*teach, "train", target, "--seconds", options.target_seconds))
+        self.stage("target", lambda: self.python(*teach, "train", target, "--steps", options.target_steps))
         for name, count, more in (("train", options.texts, ()), ("held-out", options.held_out, ("--held-out",))):
             write = (
                 HERE / "loop_target.py",
@@ -123,7 +123,7 @@ class Loop:
         if not place.exists():
             environments.uv("pip", "install", "--no-deps", "--python-version", "3.11", "--target", str(place), SPECFORGE)
         options, work = self.options, self.work
-        arguments = (work / "export", work / "target", work / "draft", "--seconds", options.draft_seconds, "--length", STEPS + 1)
+        arguments = (work / "export", work / "target", work / "draft", "--steps", options.draft_steps, "--length", STEPS + 1)
         threads = ("--threads", options.threads)
         newest = environments.ensure(TRAINER_RELEASE, print)
         return self.python(HERE / "loop_draft.py", *arguments, *threads, environment=newest, path=place)
@@ -172,10 +172,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--release", default="0.5.9")
-    parser.add_argument("--target-seconds", type=float, default=200)
-    parser.add_argument("--draft-seconds", type=float, default=200)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--texts", type=int, default=400)
+    parser.add_argument("--target-steps", type=int, default=700)
+    parser.add_argument("--draft-steps", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=1, help="Of torch; more than idle cores are slower than one.")
+    parser.add_argument("--texts", type=int, default=240)
     parser.add_argument("--held-out", type=int, default=48)
     Loop(parser.parse_args()).run()
     return 0

@@ -1,6 +1,6 @@
 """Train a tiny EAGLE-3 draft with SpecForge 0.2 on an export of `hidden-states`, on the CPU. Run by `loop.py`, where both are.
 
-    python benchmarks/loop_draft.py EXPORT TARGET DRAFT [--seconds 200] [--length 4]
+    python benchmarks/loop_draft.py EXPORT TARGET DRAFT [--steps 300] [--length 4]
 
 Reader, normalizer, collator, draft and training-time test are SpecForge's own; two things are not: its loss kernel is Triton for
 CUDA, so its own reference of it is called, uncompiled, and its loop over a cluster is one of Adam here. The boundaries and the
@@ -59,7 +59,7 @@ def tensor_of(target, name):
         return file.get_tensor(name).float()
 
 
-def train(export, target, out, seconds, length):
+def train(export, target, out, steps, length):
     torch.manual_seed(0)
     config = config_of(target, json.loads((export / "eagle3-dump.json").read_text())["eagle_config"])
     draft = LlamaForCausalLMEagle3(LlamaConfig(**config), attention_backend="sdpa")
@@ -76,10 +76,10 @@ def train(export, target, out, seconds, length):
     weights = [weight for weight in draft.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=2e-3, betas=(0.9, 0.95))
     random = torch.Generator().manual_seed(0)
-    started, done, means, right = time.monotonic(), 0, [0.0] * length, [0.0] * length
-    while (spent := time.monotonic() - started) < seconds:
+    started, means, right = time.monotonic(), [0.0] * length, [0.0] * length
+    for done in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (done + 1) / 30) * (1 - 0.9 * spent / seconds)
+            group["lr"] = 3e-3 * min(1.0, (done + 1) / 30) * (1 - 0.9 * done / steps)
         batch = collate([samples[i] for i in torch.randint(len(samples), (BATCH,), generator=random)])
         # As SpecForge's TargetHead.preprocess: the token, and what the target says, after each one.
         each, _, accuracy, *_ = trained(
@@ -93,14 +93,13 @@ def train(export, target, out, seconds, length):
         sum(0.8**step * loss for step, loss in enumerate(each)).backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
-        done += 1
-        keep = 0.95 if done > 1 else 0.0
+        keep = 0.95 if done else 0.0
         means = [keep * mean + (1 - keep) * loss.item() for mean, loss in zip(means, each, strict=True)]
         right = [keep * mean + (1 - keep) * float(share) for mean, share in zip(right, accuracy, strict=True)]
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in draft.state_dict().items()}, out / "model.safetensors")
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    facts = {"samples": len(samples), "steps": done, "epochs": round(done * BATCH / len(samples), 1)}
+    facts = {"samples": len(samples), "steps": steps, "seconds": round(time.monotonic() - started)}
     print(json.dumps(facts | {"loss": [round(m, 3) for m in means], "accuracy": [round(r, 3) for r in right]}), flush=True)
 
 
@@ -109,12 +108,12 @@ def main():
     parser.add_argument("export", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--length", type=int, default=4, help="Unrolled steps.")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(options.export, options.target, options.draft, options.seconds, options.length)
+    train(options.export, options.target, options.draft, options.steps, options.length)
     os._exit(0)  # the workers that importing flex attention starts would keep the interpreter for a minute
 
 

@@ -5,6 +5,7 @@ One server a release does it all; a target whose layers are labelled, a draft th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -65,25 +66,30 @@ class Scene:
         (self.place / "sabotage").write_text(word)
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def scene(request, environment, tiny, tmp_path_factory):
-    place = tmp_path_factory.mktemp("debug")
+@contextlib.contextmanager
+def staged(ready, tiny, place, environment=None, **arguments):
+    """Serve with the witness and the saboteur in each process; variables and arguments are further ones of the server."""
     variables = {
-        "PYTHONPATH": str(Path(__file__).parent / "debug_site"),
+        # eagle3_rig lies beside the rig's sitecustomize.
+        "PYTHONPATH": f"{Path(__file__).parent / 'debug_site'}{os.pathsep}{engine.SITE}",
         "EAGLE3_TEST_RIG": str(engine.SITE),
         "EAGLE3_TEST_WITNESS": str(place / "witness.jsonl"),
         "EAGLE3_TEST_SABOTAGE": str(place / "sabotage"),
+        **(environment or {}),
     }
-    # eagle3_rig lies beside the rig's sitecustomize.
-    variables["PYTHONPATH"] += f"{os.pathsep}{engine.SITE}"
     target = tiny.target("llama")
     draft = tiny.draft("llama", "labelled-debug", BOUNDARIES, convention="output")
-    spec = EngineSpec(target.path, draft, environment=variables, arguments={"chunked_prefill_size": CHUNK})
-    ready = environment(request.param)
+    spec = EngineSpec(target.path, draft, environment=variables, arguments={"chunked_prefill_size": CHUNK, **arguments})
     with engine.serve(ready, spec) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("EAGLE3_RUNTIME_DIR", str(server.place.records))
         made = Scene(server, place, ready, target)
         made.generate((9, 8, 7))  # what is only done once is done
+        yield made
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def scene(request, environment, tiny, tmp_path_factory):
+    with staged(environment(request.param), tiny, tmp_path_factory.mktemp("debug")) as made:
         yield made
 
 

@@ -1,7 +1,7 @@
 """Beside the rig's own, in every process of an engine under test: a witness of what the draft is fed, and sabotage on demand.
 
 ``EAGLE3_TEST_WITNESS`` names a file for JSON lines: norm, mean and first values of what reaches the draft *inside* its model, by
-numpy in float64. ``EAGLE3_TEST_SABOTAGE`` names a file whose word is obeyed before each pass: zero, nan, shift, repeat.
+numpy in float64. ``EAGLE3_TEST_SABOTAGE`` names a file whose word is obeyed before each pass: zero, nan, shift, repeat, partial.
 """
 
 import json
@@ -42,10 +42,13 @@ def sabotage(module):
             shift(self, word == "shift")
         output = stock(self, *args, **kwargs)
         states = getattr(output.logits_output, "hidden_states", None)
-        if states is not None and word in ("zero", "nan", "repeat"):
+        if states is not None and word in ("zero", "nan", "repeat", "partial"):
             slot = states[:, 256:512]
             if word == "repeat":
                 slot.copy_(states[:, :256])
+            elif word == "partial":
+                # What is left when an all-reduce is: each rank holds a share, and the shares make the sum.
+                slot.mul_((1 + 2 * self.tp_rank) / 4)
             else:
                 slot.fill_(0.0 if word == "zero" else float("nan"))
         return output

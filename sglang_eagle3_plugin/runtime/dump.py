@@ -87,7 +87,6 @@ class Dump:
 
     Attributes:
         enabled: whether it still dumps; what has ended stays so.
-        boundaries: of the slots of ``aux``, ascending.
         target: what it does to the target.
     """
 
@@ -97,13 +96,17 @@ class Dump:
         self.options = options
         self._said: set[str] = set()
         self.target = DumpTarget(runner, options, self._say)
-        self.boundaries = self.target.boundaries
         self._config = _config_checksum(runner.server_args.model_path)
         self._pending: collections.OrderedDict[str, _Pending] = collections.OrderedDict()
         self._done: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._lock = threading.Lock()
         limits = {"max_bytes": options.max_bytes, "min_free_bytes": options.min_free_bytes}
         self.spool = Spool(directory, self._header, limits, options.queue_bytes, self._off)
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Of the slots of ``aux``, ascending; see `DumpTarget.boundaries`."""
+        return self.target.boundaries
 
     def _header(self, aux_shape: tuple[int, ...], dtype: str) -> Header:
         return Header(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_eagle3_plugin.boundaries import check, default_boundaries
-from sglang_eagle3_plugin.runtime.capture import CaptureError, LayerStack
+from sglang_eagle3_plugin.runtime.capture import CaptureError
+from sglang_eagle3_plugin.runtime.stacks import stack_of
 from sglang_eagle3_plugin.settings import DumpSettings
 
 _FLAG = "capture_aux_hidden_states"
@@ -22,15 +23,13 @@ class DumpTarget:
         options: which boundaries.
         say: called with (key, sentence) about what is not as asked for.
 
-    Attributes:
-        boundaries: of the captured slots, ascending.
-
     Raises:
         CaptureError, BoundaryError: it cannot give what is asked for.
     """
 
     def __init__(self, runner: Any, options: DumpSettings, say: Callable[[str, str], None]) -> None:
         self._model = runner.model
+        self._options, self._say = options, say
         self._num_layers = int(runner.model_config.num_hidden_layers)
         self._speculating = not runner.spec_algorithm.is_none()
         self._flags = [(m, getattr(m, _FLAG)) for m in self._model.modules() if isinstance(vars(m).get(_FLAG), bool)]
@@ -38,10 +37,24 @@ class DumpTarget:
         processors = [module for module in self._model.modules() if type(module).__name__ == "LogitsProcessor"]
         if len(processors) != 1:
             raise CaptureError(f"expected one LogitsProcessor in {type(self._model).__name__}, found {len(processors)}")
-        self.boundaries = self._capture(options, say)
+        self._boundaries: tuple[int, ...] = () if self._speculating else self._capture()
         self._parameters = list(inspect.signature(processors[0].forward).parameters)
         self._hook = processors[0].register_forward_pre_hook(self._at_logits, with_kwargs=True)
         self._graphs = _refuse_prefill_graphs(runner)
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Boundaries of the captured slots, ascending; with a draft known from its target's first pass on.
+
+        From 0.5.16 a target is wired to its draft only after its runner has been built.
+        """
+        if not self._boundaries:
+            self._boundaries = stack_of(self._model, self._num_layers).captured
+            asked = self._options.boundaries
+            if asked and self._boundaries and asked != self._boundaries:
+                having = f"a draft is served, so the dump has its boundaries {list(self._boundaries)}, not {list(asked)}"
+                self._say("boundaries", having)
+        return self._boundaries
 
     def take(self) -> dict[str, Any]:
         """What the logits processor was given in the last pass, by the names of its parameters; empty if no hook ran."""
@@ -58,26 +71,19 @@ class DumpTarget:
     def release(self) -> None:
         """Have the target capture nothing more, unless a draft lives on it. Between passes only: it changes what a pass returns."""
         if not self._speculating:
-            LayerStack.find(self._model, self._num_layers).capture(())
+            stack_of(self._model, self._num_layers).capture(())
             for module, flag in self._flags:
                 setattr(module, _FLAG, flag)
 
-    def _capture(self, options: DumpSettings, say: Callable[[str, str], None]) -> tuple[int, ...]:
-        """Make the target emit the boundaries, or take those that a draft already has it emit."""
-        asked = options.boundaries
-        if self._speculating:
-            captured = LayerStack.find(self._model, self._num_layers).captured
-            if asked and check(asked, self._num_layers) != captured:
-                say("boundaries", f"a draft is served, so the dump has its boundaries {list(captured)}, not those asked for")
-            return captured
-        if options.all_boundaries:
-            asked = tuple(range(self._num_layers + 1))
+    def _capture(self) -> tuple[int, ...]:
+        """Make the target emit the boundaries that are asked for."""
+        asked = tuple(range(self._num_layers + 1)) if self._options.all_boundaries else self._options.boundaries
         wanted = check(asked or default_boundaries(self._num_layers), self._num_layers)
         setter = getattr(self._model, "set_eagle3_layers_to_capture", None)
         if setter is None:
             raise CaptureError(f"{type(self._model).__name__} has no set_eagle3_layers_to_capture, so it captures nothing")
         setter(None)  # makes the model hand its captures on; which ones is the stack's business
-        LayerStack.find(self._model, self._num_layers).capture(wanted)
+        stack_of(self._model, self._num_layers).capture(wanted)
         return wanted
 
     def _at_logits(self, processor: Any, args: Any, kwargs: Any) -> None:

@@ -149,9 +149,10 @@ def test_generated_tokens_fp8_and_an_aborted_request(tmp_path, release):
             httpx.post(f"{running.url}/generate", json={"input_ids": aborted, "sampling_params": sampling}, timeout=4)
         complete(tmp_path / "dump", (whole,))
         running.generate((SHORTER,), 1)
-        dump = complete(tmp_path / "dump", (whole, SHORTER))
-        time.sleep(1)
-    dump = Dump.open(tmp_path / "dump")
+        complete(tmp_path / "dump", (whole, SHORTER))
+        until = time.monotonic() + 60  # the server notices after some seconds that its client is gone
+        while not (dump := Dump.open(tmp_path / "dump")).counts.get("aborted") and time.monotonic() < until:
+            time.sleep(0.5)
     by_key = {ref.key: ref for ref in dump.refs}
     ref = by_key[sample_key(whole)]
     assert (ref.tokens, ref.prompt_tokens) == (11, 5)

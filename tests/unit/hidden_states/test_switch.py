@@ -183,6 +183,22 @@ def test_the_target_is_as_it_was_once_it_is_released():
     assert (stack.layers_to_capture, model.capture_aux_hidden_states) == ([], False)
 
 
+def test_with_a_draft_the_boundaries_are_those_of_the_first_pass_and_stay():
+    stack = Module(layers=[Module() for _ in range(8)], layers_to_capture=[])
+    runner = Thing(
+        model=Module(stack, LogitsProcessor()), model_config=Thing(num_hidden_layers=8), spec_algorithm=Thing(is_none=lambda: False)
+    )
+    said = []
+    target = DumpTarget(runner, DumpSettings(boundaries=(1, 2)), lambda *words: said.append(words))
+    assert target.boundaries == ()
+    stack.layers_to_capture = [2, 4, 5]  # 0.5.16 and later wire it now
+    assert target.boundaries == (2, 4, 5)
+    assert [key for key, _ in said] == ["boundaries"]
+    target.stop()
+    target.release()
+    assert stack.layers_to_capture == [2, 4, 5]
+
+
 @pytest.fixture
 def process(tmp_path, monkeypatch):
     """This process as a server's: a switch that obeys in its own thread, and its record."""

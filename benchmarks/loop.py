@@ -43,11 +43,11 @@ class Loop:
             self.file.write_text(json.dumps(self.figures, indent=1) + "\n")
             print(name, json.dumps(self.figures[name]), flush=True)
 
-    def python(self, *arguments, ok=(0,), environment=None, path=HERE.parent):
+    def python(self, *arguments, ok=(0,), environment=None, path=HERE.parent, **variables):
         """Run the environment's interpreter; its output as JSON, or its last line where it is none."""
         done = subprocess.run(
             [(environment or self.environment).python, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": ""} | variables,
             capture_output=True,
             text=True,
         )
@@ -58,9 +58,9 @@ class Loop:
         except ValueError:
             return {"said": done.stdout.strip().splitlines()[-1:]}
 
-    def command(self, *arguments, ok=(0,)):
+    def command(self, *arguments, ok=(0,), **variables):
         """Run `sglang-eagle3 ... --json`."""
-        return self.python("-m", "sglang_eagle3_plugin", *arguments, "--json", ok=ok)
+        return self.python("-m", "sglang_eagle3_plugin", *arguments, "--json", ok=ok, **variables)
 
     @contextlib.contextmanager
     def server(self, draft=None, **variables):
@@ -85,19 +85,9 @@ class Loop:
         teach = (HERE / "loop_target.py", "--threads", options.threads)
         self.stage("target", lambda: self.python(*teach, "train", target, "--steps", options.target_steps))
         for name, count, more in (("train", options.texts, ()), ("held-out", options.held_out, ("--held-out",))):
-            write = (
-                HERE / "loop_target.py",
-                "write",
-                target,
-                work / f"{name}.jsonl",
-                "--texts",
-                count,
-                "--prompt",
-                PROMPT,
-                "--new",
-                NEW,
-            )
-            self.stage(f"{name} text", lambda write=write, more=more: self.python(*write, *more))
+            sizes = ("--texts", count, "--prompt", PROMPT, "--new", NEW)
+            write = (*teach, "write", target, work / f"{name}.jsonl", *sizes, *more)
+            self.stage(f"{name} text", lambda write=write: self.python(*write))
         self.stage("dump", self.dump)
         self.stage("export", lambda: self.command("hidden-states", "export", work / "dump", "--to", "specforge", "--out", export))
         self.stage("draft", self.train)
@@ -143,10 +133,12 @@ class Loop:
         rows = [json.loads(line)["input_ids"] for line in (work / "held-out.jsonl").read_text().splitlines()]
         prompts.write_text("".join(json.dumps({"input_ids": row[:PROMPT]}) + "\n" for row in rows))
         dump = work / f"dump-{name}"
-        with self.server(work / "draft", EAGLE3_DUMP_DIR=str(dump), **variables) as running:
+        with self.server(work / "draft", **variables) as running:
             flags = ("--requests", len(rows), "--max-tokens", NEW, "--at-once", 8, "--prompts", prompts)
             measured = self.command("accept", "--url", running.url, *flags, ok=(0, 1))
-            if extract:
+            if extract:  # from now on: what was measured with is no part of it
+                runtime = {"EAGLE3_RUNTIME_DIR": str(running.place.records)}
+                self.command("hidden-states", "dump", "on", "--url", running.url, "--dir", dump, **runtime)
                 ready(dump)
                 measured["extract"] = self.extract(running.url, work / "held-out.jsonl", dump)
             wiring = [line for line in running.place.log.read_text().splitlines() if "wiring:" in line]
@@ -157,9 +149,7 @@ class Loop:
         f = self.figures
         right, shifted, predicted = f["served"]["length"], f["shifted"]["length"], f["score"]["acceptance_length"]
         print(f"acceptance length with {STEPS} steps: {right:.2f} served right, {predicted:.2f} predicted by score")
-        print(
-            f"({abs(predicted - right) / right:.1%} apart); {shifted:.2f} served with boundaries {SHIFTED} in place of {BOUNDARIES}"
-        )
+        print(f"({abs(predicted - right) / right:.1%} apart); {shifted:.2f} served with {SHIFTED} in place of {BOUNDARIES}")
         print("compare:", f["compare, shifted"]["verdict"][-1])
 
 

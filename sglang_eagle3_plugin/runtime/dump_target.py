@@ -9,6 +9,7 @@ from typing import Any
 from sglang_eagle3_plugin.boundaries import check, default_boundaries
 from sglang_eagle3_plugin.runtime.capture import CaptureError
 from sglang_eagle3_plugin.runtime.stacks import stack_of
+from sglang_eagle3_plugin.runtime.target import SETTER, logits_processors
 from sglang_eagle3_plugin.settings import DumpSettings
 
 _FLAG = "capture_aux_hidden_states"
@@ -34,12 +35,13 @@ class DumpTarget:
         self._speculating = not runner.spec_algorithm.is_none()
         self._flags = [(m, getattr(m, _FLAG)) for m in self._model.modules() if isinstance(vars(m).get(_FLAG), bool)]
         self._seen: dict[str, Any] = {}
-        processors = [module for module in self._model.modules() if type(module).__name__ == "LogitsProcessor"]
-        if len(processors) != 1:
-            raise CaptureError(f"expected one LogitsProcessor in {type(self._model).__name__}, found {len(processors)}")
-        self._boundaries: tuple[int, ...] = () if self._speculating else self._capture()
-        self._parameters = list(inspect.signature(processors[0].forward).parameters)
-        self._hook = processors[0].register_forward_pre_hook(self._at_logits, with_kwargs=True)
+        self._processors = logits_processors(self._model)
+        if not self._processors:
+            raise CaptureError(f"{type(self._model).__name__} has no LogitsProcessor, where the states would be seen")
+        self._parameters = list(inspect.signature(self._processors[0].forward).parameters)
+        self._boundaries: tuple[int, ...] = () if self._speculating else self._capture(runner)
+        self._hooks = self._hook()
+        self._last = False
         self._graphs = _refuse_prefill_graphs(runner)
 
     @property
@@ -59,11 +61,18 @@ class DumpTarget:
     def take(self) -> dict[str, Any]:
         """What the logits processor was given in the last pass, by the names of its parameters; empty if no hook ran."""
         seen, self._seen = self._seen, {}
+        if seen and seen["aux_hidden_states"] is None and not self._last:
+            # What adds the captures (runtime/delivery.py) may have come after us, with the draft: stand behind it from now on.
+            self._last = True
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = self._hook()
         return seen
 
     def stop(self) -> None:
         """See nothing more, and let prefill graphs run again; from any thread."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         for graphs, name in self._graphs:
             graphs.__dict__.pop(name, None)
         self._graphs, self._seen = [], {}
@@ -75,13 +84,22 @@ class DumpTarget:
             for module, flag in self._flags:
                 setattr(module, _FLAG, flag)
 
-    def _capture(self) -> tuple[int, ...]:
+    def _hook(self) -> list[Any]:
+        return [processor.register_forward_pre_hook(self._at_logits, with_kwargs=True) for processor in self._processors]
+
+    def _capture(self, runner: Any) -> tuple[int, ...]:
         """Make the target emit the boundaries that are asked for."""
         asked = tuple(range(self._num_layers + 1)) if self._options.all_boundaries else self._options.boundaries
         wanted = check(asked or default_boundaries(self._num_layers), self._num_layers)
-        setter = getattr(self._model, "set_eagle3_layers_to_capture", None)
+        if not hasattr(self._model, SETTER):
+            # As for a draft: delegated, or the generic tap.
+            from sglang_eagle3_plugin import activation
+            from sglang_eagle3_plugin.patches import completion
+
+            completion.complete(runner, activation.apply)
+        setter = getattr(self._model, SETTER, None)
         if setter is None:
-            raise CaptureError(f"{type(self._model).__name__} has no set_eagle3_layers_to_capture, so it captures nothing")
+            raise CaptureError(f"{type(self._model).__name__} has no {SETTER}, so it captures nothing")
         setter(None)  # makes the model hand its captures on; which ones is the stack's business
         stack_of(self._model, self._num_layers).capture(wanted)
         return wanted

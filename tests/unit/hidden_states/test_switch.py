@@ -156,7 +156,13 @@ class LogitsProcessor(Module):
 
     def register_forward_pre_hook(self, hook, with_kwargs):
         self.hook = hook
-        return Thing(remove=lambda: vars(self).pop("hook"))
+        self.order = [*vars(self).get("order", []), "put"]
+
+        def remove():
+            del self.hook
+            self.order.append("removed")
+
+        return Thing(remove=remove)
 
 
 def test_the_target_is_as_it_was_once_it_is_released():
@@ -194,6 +200,15 @@ def test_with_a_draft_the_boundaries_are_those_of_the_first_pass_and_stay():
     stack.layers_to_capture = [2, 4, 5]  # 0.5.16 and later wire it now
     assert target.boundaries == (2, 4, 5)
     assert [key for key, _ in said] == ["boundaries"]
+    processor = runner.model.children[1]
+    first = processor.hook
+    processor.hook(processor, ([7], "final", None), {})
+    assert target.take()["aux_hidden_states"] is None  # what adds the captures stands behind our hook
+    assert processor.order == ["put", "removed", "put"]
+    processor.hook(processor, ([7], "final", None), {})
+    target.take()
+    assert processor.order == ["put", "removed", "put"], "once is enough"
+    assert first == processor.hook
     target.stop()
     target.release()
     assert stack.layers_to_capture == [2, 4, 5]

@@ -1,12 +1,12 @@
 """What the generic tap costs beside SGLang's own capture: a Llama's forward passes in a release's ModelRunner, in one process.
 
-    python benchmarks/tap.py RELEASE [--rounds 60] [--tokens 256]
+    python benchmarks/tap.py RELEASE [--rounds 100] [--tokens 64]
 
-A round is one prefill and 16 decode steps (batch 4) for each of three arms, in an order drawn anew: nothing captured, SGLang's own
-capture, the generic tap; three boundaries. A ratio is the median of the rounds' own ratios, so that a drift of the machine cancels
-out; its interval is that of the median over the rounds (binomial, 95 %). Without a GPU and its graphs the hooks' Python runs
-at every pass, which under graphs it doesn't, so this is the tap's worst case. The environment must have the plugin (`sglang-eagle3
-demo` builds one).
+A round is a prefill and ten decode steps (batch 4) for each of three arms, in an order drawn anew each time: nothing captured,
+SGLang's own capture, the generic tap; three boundaries. What is taken is the CPU time of the thread that runs the pass, with one
+thread for torch, so that other work on the machine counts less. A ratio is the median of the neighbours' own ratios; its interval
+is that of the median (binomial, 95 %). Without a GPU and its graphs the hooks' Python runs at every pass, which under graphs it
+doesn't, so this is the tap's worst case. The environment must have the plugin (`sglang-eagle3 demo` builds one).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-LAYERS, HIDDEN, BATCH, STEPS = 12, 512, 4, 16
+LAYERS, HIDDEN, BATCH, STEPS = 12, 512, 4, 10
 BOUNDARIES = (2, 6, 9)
 NONE, NATIVE, TAP = "nothing captured", "SGLang's own capture", "generic tap"
 
@@ -49,7 +49,7 @@ def outside(release: str, rounds: int, tokens: int) -> int:
         target, draft, _ = families.write(Path(scratch), family, (2, 4, 5), (1, 3, 4))
         (target / "labels.json").unlink()
         spec = engine.EngineSpec(target, draft, arguments={**family.engine_arguments, "attention_backend": "torch_native"})
-        arguments = spec.engine_arguments(release) | {"max_total_tokens": 4 * (tokens + STEPS) + 64}
+        arguments = spec.engine_arguments(release) | {"max_total_tokens": 2 * BATCH * (tokens + 3 * STEPS)}
         request = Path(scratch) / "request.json"
         request.write_text(json.dumps({"arguments": arguments, "rounds": rounds, "tokens": tokens}), encoding="utf-8")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EAGLE3_", "PYTHON"))}
@@ -61,7 +61,7 @@ def outside(release: str, rounds: int, tokens: int) -> int:
         print(f"tap: the run failed: {engine.last_error(done.stderr)}", file=sys.stderr)
         return 1
     taken: dict[str, dict[str, list[float]]] = json.loads(line.removeprefix("RESULT "))
-    print(f"SGLang {release}, {LAYERS} layers of {HIDDEN}, {len(BOUNDARIES)} boundaries, {rounds} rounds, times in ms")
+    print(f"SGLang {release}, {LAYERS} layers of {HIDDEN}, {len(BOUNDARIES)} boundaries, {rounds} rounds, CPU time in ms")
     for what, arms in taken.items():
         medians = ", ".join(f"{arm} {statistics.median(values) * 1000:.2f}" for arm, values in arms.items())
         print(f"{what}: {medians}")
@@ -73,26 +73,24 @@ def outside(release: str, rounds: int, tokens: int) -> int:
 
 
 def inside(path: str) -> None:
-    """Load the target and take the times; one JSON line after ``RESULT ``: pass -> arm -> seconds, one a round."""
+    """Load the target and take the times; one JSON line after ``RESULT ``: pass -> arm -> seconds, one a pass."""
     import torch
 
     torch.set_num_threads(1)  # of a shared machine; two threads would wait for each other
     request = json.loads(Path(path).read_text(encoding="utf-8"))
     bench, runner, spent = load(request["arguments"])
-    model_runner = getattr(runner, "torch_runner", runner)
-    arms = switches(model_runner)
-    prompts = [list(range(3, 3 + request["tokens"]))[: request["tokens"]] for _ in range(BATCH)]
-    prompts = [[token % 250 for token in prompt] for prompt in prompts]
+    arms = switches(getattr(runner, "torch_runner", runner))
+    prompts = [[token % 250 for token in range(3, 3 + request["tokens"])] for _ in range(BATCH)]
     taken: dict[str, dict[str, list[float]]] = {what: {arm: [] for arm in arms} for what in ("prefill", "decode")}
     with torch.no_grad():
         for number in range(request["rounds"] + 2):
-            for arm in random.sample(list(arms), len(arms)):
-                arms[arm]()
-                spent.clear()
-                once(bench, runner, prompts)
-                if number >= 2:  # the first two warm up
-                    taken["prefill"][arm].append(spent[0])
-                    taken["decode"][arm].append(sum(spent[1:]))
+            for what, passes in each_pass(bench, runner, prompts):
+                for arm in random.sample(list(arms), len(arms)):
+                    arms[arm]()
+                    spent.clear()
+                    passes()
+                    if number >= 2:  # the first two warm up
+                        taken[what][arm].append(spent[0])
     print("RESULT " + json.dumps(taken), flush=True)
 
 
@@ -111,9 +109,9 @@ def load(given: dict[str, Any]) -> tuple[Any, Any, list[float]]:
     forward, init_new = ModelRunner.forward, ForwardBatch.init_new
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         output = forward(self, *args, **kwargs)
-        spent.append(time.perf_counter() - begin)
+        spent.append(time.thread_time() - begin)
         return output
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -156,17 +154,24 @@ def switches(model_runner: Any) -> dict[str, Callable[[], None]]:
     return {NONE: lambda: turn(False, False), NATIVE: lambda: turn(True, False), TAP: lambda: turn(False, True)}
 
 
-def once(bench: Any, runner: Any, prompts: list[list[int]]) -> None:
-    """One prefill and the decode steps after it, in an empty cache."""
+def each_pass(bench: Any, runner: Any, prompts: list[list[int]]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A prefill, then decode steps after the last one made; each can be made any number of times."""
     model_runner = getattr(runner, "torch_runner", runner)
-    model_runner.req_to_token_pool.clear()
-    model_runner.token_to_kv_pool_allocator.clear()
-    requests = bench.prepare_synthetic_inputs_for_latency_test(BATCH, len(prompts[0]), prompts)
     extend = runner.extend if hasattr(runner, "extend") else lambda r: bench.extend(r, runner)
     decode = runner.decode if hasattr(runner, "decode") else lambda t, b: bench.decode(t, b, runner)
-    tokens, _, batch = extend(requests)
+    last: list[Any] = []
+
+    def prefill() -> None:
+        model_runner.req_to_token_pool.clear()
+        model_runner.token_to_kv_pool_allocator.clear()
+        last[:] = extend(bench.prepare_synthetic_inputs_for_latency_test(BATCH, len(prompts[0]), prompts))
+
+    def step() -> None:
+        last[0] = decode(last[0], last[2])[0]
+
+    yield "prefill", prefill
     for _ in range(STEPS):
-        tokens = decode(tokens, batch)[0]
+        yield "decode", step
 
 
 if __name__ == "__main__":
@@ -175,7 +180,7 @@ if __name__ == "__main__":
         sys.exit(0)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=64)
     chosen = parser.parse_args()
     sys.exit(outside(chosen.release, chosen.rounds, chosen.tokens))

@@ -39,7 +39,7 @@ def write_processor(directory: Path) -> None:
     model = {"type": "BPE", "vocab": characters | {content: i for i, content in SPECIAL.items()}, "merges": []}
     _write(directory / "tokenizer.json", {"version": "1.0", "added_tokens": added, "decoder": {"type": "Fuse"}, "model": model})
     names = {"bos_token": SPECIAL[301], "eos_token": SPECIAL[302], "pad_token": SPECIAL[303]}
-    _write(directory / "tokenizer_config.json", {"tokenizer_class": "Qwen2TokenizerFast", "model_max_length": 4096, **names})
+    _write(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, **names})
     pixels = {"min_pixels": SIDE * SIDE, "max_pixels": SIDE * SIDE}
     grid = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
     scaling = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}

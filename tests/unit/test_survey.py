@@ -187,6 +187,33 @@ EntryClass = [ByVersionForConditionalGeneration, ByConfigForConditionalGeneratio
     assert support.plugin_can(found["ByConfigForConditionalGeneration"])[0]
 
 
+def test_of_an_encoder_and_a_decoder_the_decoder_speaks(tmp_path):
+    source = """
+class EncoderLayer(nn.Module):
+    def forward(self, hidden_states, forward_batch):
+        return hidden_states
+class DecoderLayer(nn.Module):
+    def forward(self, decoder_hidden_states, encoder_hidden_states, forward_batch):
+        return decoder_hidden_states
+class Encoder(nn.Module):
+    def __init__(self, config):
+        self.layers = nn.ModuleList([EncoderLayer()])
+class Decoder(nn.Module):
+    def __init__(self, config):
+        self.layers = nn.ModuleList([DecoderLayer()])
+class HearForConditionalGeneration(nn.Module):
+    def __init__(self, config):
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.logits_processor = LogitsProcessor(config)
+EntryClass = HearForConditionalGeneration
+"""
+    found = surveyed(wheel(tmp_path, {"sglang/srt/models/a.py": source})).classes["HearForConditionalGeneration"]
+    can, why = support.plugin_can(found)
+    assert not can
+    assert "encoder-decoder" in why
+
+
 def test_block_diffusion_is_refused_with_its_reason(tmp_path):
     source = TAPPED.format(filled="self.h = nn.ModuleList([Layer()])", attribute="model", keywords=", return_full_logits=True")
     found = surveyed(wheel(tmp_path, {"sglang/srt/models/a.py": source})).classes["AForCausalLM"]

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from sglang_eagle3_plugin.runtime.capture import LayerStack
+from sglang_eagle3_plugin.runtime.layer_tap import LayerTap
+from sglang_eagle3_plugin.runtime.target import find_decoder
 
 L, H, T = 6, 2, 3
 
@@ -127,6 +129,60 @@ def untouched():
     return torch.equal(plain, after) and before == (dict(stack._forward_pre_hooks), dict(stack._forward_hooks))
 
 
+class TappedLayer(nn.Module):
+    def forward(self, positions, hidden_states, forward_batch, residual):
+        if residual is None:
+            residual = hidden_states
+        else:
+            residual = hidden_states + residual
+        return torch.ones_like(residual), residual
+
+
+class LogitsProcessor(nn.Module):
+    def forward(self, input_ids, hidden_states, lm_head, logits_metadata, aux_hidden_states=None):
+        return (hidden_states, aux_hidden_states) if aux_hidden_states is not None else hidden_states
+
+
+class Tapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = ListStack()
+        self.model.layers = nn.ModuleList(TappedLayer() for _ in range(L))
+        self.model.forward = self.layers_in_turn
+        self.logits_processor = LogitsProcessor()
+
+    def layers_in_turn(self, input_ids, positions, forward_batch):
+        hidden, residual = torch.zeros(len(input_ids), H), None
+        for layer in self.model.layers:
+            hidden, residual = layer(positions, hidden, forward_batch, residual)
+        return self.model.norm(hidden, residual)[0]
+
+    def forward(self, input_ids, positions, forward_batch):
+        return self.logits_processor(input_ids, self.model(input_ids, positions, forward_batch), None, None)
+
+
+def tapped(boundaries):
+    model = Tapped()
+    LayerTap(model, find_decoder(model, L)).capture(boundaries)
+    return labels(model(torch.zeros(T), None, ForwardBatch()))
+
+
+def tap_untouched():
+    """A model whose tap was never asked, and one whose tap was taken back, hold what a plain one does and say what it says."""
+    plain = Tapped()
+    expected = plain(torch.zeros(T), None, ForwardBatch())
+    idle, used = Tapped(), Tapped()
+    LayerTap(idle, find_decoder(idle, L))
+    tap = LayerTap(used, find_decoder(used, L))
+    tap.capture([0, 3, 6])
+    used(torch.zeros(T), None, ForwardBatch())
+    kept_by_the_tap = bool(tap._taken)
+    tap.capture([])
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for model in (idle, used) for m in model.modules()]
+    same = [torch.equal(expected, model(torch.zeros(T), None, ForwardBatch())) for model in (idle, used)]
+    return all(same) and not any(hooks) and not kept_by_the_tap
+
+
 print(
     "\n"
     + json.dumps(
@@ -144,6 +200,9 @@ print(
             "packed, edges alone": run(PackedStack, [0, 6]),
             "idle rank": run(ListStack, [0, 6], idle=True, tokens=0),
             "taken back leaves nothing": untouched(),
+            "generic tap": tapped([1, 3, 5]),
+            "generic tap, both edges": tapped([0, 3, 6]),
+            "generic tap, unused or taken back, leaves nothing": tap_untouched(),
         }
     )
 )

@@ -95,4 +95,7 @@ def test_layer_stacks_of_every_shape(env059):
         "packed, edges alone": [0, 6],
         "idle rank": ["0 rows", "0 rows"],
         "taken back leaves nothing": True,
+        "generic tap": [1, 3, 5],
+        "generic tap, both edges": [0, 3, 6],
+        "generic tap, unused or taken back, leaves nothing": True,
     }

@@ -46,7 +46,9 @@ def check(runner: Any, stack: Any) -> None:
         for name, default, why in _NOT_WITH_THE_TAP:
             if getattr(arguments, name, default) not in (default, None):
                 raise CaptureError(f"the generic tap cannot serve {name}={getattr(arguments, name)}: {why}")
-        _turn_off_compiled_prefill(arguments)
+        _turn_off_prefill_graphs(arguments, _PREFILL_GRAPHS, "layers that are replayed leave out the generic tap's hooks")
+    elif {0, stack.num_layers} & set(stack.captured):
+        _turn_off_prefill_graphs(arguments, _COMPILED, "compiled layers may leave out boundaries 0 and L")
     said = []
     # Up to 0.5.22 the runner keeps it too; the arguments keep it in every release.
     tp_size = int(getattr(arguments, "tp_size", 1))
@@ -101,18 +103,25 @@ def _captures_partial_sums(runner: Any, stack: Any) -> bool:
     return not CAPTURES_INSIDE & set(signature_of(layer)) and stream_of_class(type(layer)) is not Stream.BATCH
 
 
-def _turn_off_compiled_prefill(arguments: Any) -> None:
-    """Prefill that is compiled piecewise may leave hooks out; SGLang asks these settings after the target has been loaded."""
+_COMPILED = ("tc_piecewise",)
+_PREFILL_GRAPHS = ("tc_piecewise", "breakable", "full")
+"""Backends of prefill graphs (sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py); up to 0.5.13 only the first."""
+
+
+def _turn_off_prefill_graphs(arguments: Any, backends: tuple[str, ...], why: str) -> None:
+    """Have prefill run eagerly where one of these backends is chosen; SGLang asks after the target has been loaded."""
     graphs: Any = getattr(getattr(arguments, "cuda_graph_config", None), "prefill", None)
     backend: Any = getattr(graphs, "backend", None)
-    if getattr(backend, "value", backend) == "tc_piecewise":
+    if getattr(backend, "value", backend) in backends:
         graphs.backend = type(backend)("disabled")
-    elif getattr(arguments, "disable_piecewise_cuda_graph", True) is False:
-        arguments.disable_piecewise_cuda_graph = True
-    elif getattr(arguments, "enable_piecewise_cuda_graph", False):
-        arguments.enable_piecewise_cuda_graph = False
     else:
-        return
-    logger.warning(
-        "sglang-eagle3-plugin: piecewise compiled prefill is turned off: compiled layers may leave out the generic tap's hooks."
-    )
+        # Up to 0.5.13 each has a flag of its own, and the piecewise one another name and sense by release.
+        off = {"disable_piecewise_cuda_graph": True, "enable_piecewise_cuda_graph": False}
+        if "breakable" in backends:
+            off["enable_breakable_cuda_graph"] = False
+        turned = [name for name, value in off.items() if getattr(arguments, name, value) is not value]
+        for name in turned:
+            setattr(arguments, name, off[name])
+        if not turned:
+            return
+    logger.warning("sglang-eagle3-plugin: prefill graphs are turned off: %s.", why)

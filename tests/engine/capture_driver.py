@@ -11,7 +11,7 @@ import json
 import torch
 from torch import nn
 
-from sglang_eagle3_plugin.runtime.capture import LayerStack
+from sglang_eagle3_plugin.runtime.capture import CaptureError, LayerStack
 from sglang_eagle3_plugin.runtime.layer_tap import LayerTap
 from sglang_eagle3_plugin.runtime.target import find_decoder
 
@@ -111,6 +111,34 @@ def run(kind, boundaries, buffer=False, idle=False, tokens=T, before=None):
     return found
 
 
+def replayed(boundaries):
+    """As SGLang's prefill graphs do: what the bare forward returned while it was captured stands in for it later."""
+    model = nn.Module()
+    model.model = stack = ListStack()
+    wired = LayerStack.find(model, L)
+    wired.capture(boundaries)
+    own = stack.forward
+    stored = own(torch.zeros(T), None, ForwardBatch())
+    stack.forward = lambda *args: stored
+    found = labels(stack(torch.zeros(T), None, ForwardBatch()))
+    stack.forward = own
+    wired.capture([])
+    assert "forward" not in vars(stack)
+    return found
+
+
+def gone_around(boundaries):
+    """A forward that runs the class's own in place of ours, as compiled prefill does: said, and not served."""
+    model = nn.Module()
+    model.model = stack = ListStack()
+    LayerStack.find(model, L).capture(boundaries)
+    stack.forward = lambda *args: ListStack.forward(stack, *args)
+    try:
+        return labels(stack(torch.zeros(T), None, ForwardBatch()))
+    except CaptureError as error:
+        return "not met" in str(error) and "turn prefill graphs off" in str(error)
+
+
 def left_over_marks(stack):
     for i in (1, 4):
         stack.layers[i]._is_layer_to_capture = True
@@ -199,6 +227,9 @@ print(
             "packed, inner alone, into a decode buffer": run(PackedStack, [1, 3, 5], buffer=True),
             "packed, edges alone": run(PackedStack, [0, 6]),
             "idle rank": run(ListStack, [0, 6], idle=True, tokens=0),
+            "a prefill graph": replayed([0, 3, 6]),
+            "a prefill graph, edges alone": replayed([0, 6]),
+            "a forward that goes around": gone_around([0, 3, 6]),
             "taken back leaves nothing": untouched(),
             "generic tap": tapped([1, 3, 5]),
             "generic tap, both edges": tapped([0, 3, 6]),

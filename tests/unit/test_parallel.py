@@ -116,9 +116,27 @@ def test_the_generic_tap_refuses_by_name_what_it_cannot_serve(made, named):
         parallel.check(made, tap())
 
 
-def test_the_generic_tap_turns_compiled_prefill_off_and_says_so(caplog):
-    made = runner(disable_piecewise_cuda_graph=False)
+@pytest.mark.parametrize("flags", [{"disable_piecewise_cuda_graph": False}, {"enable_breakable_cuda_graph": True}])
+def test_the_generic_tap_turns_prefill_graphs_off_and_says_so(flags, caplog):
+    made = runner(**flags)
     with caplog.at_level(logging.WARNING):
         parallel.check(made, tap())
-    assert made.server_args.disable_piecewise_cuda_graph is True
-    assert "piecewise compiled prefill" in caplog.text
+    assert {name: getattr(made.server_args, name) for name in flags} == {name: not value for name, value in flags.items()}
+    assert "prefill graphs are turned off" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "stack", "left"),
+    [
+        ("breakable", tap(), "disabled"),
+        ("full", tap(), "disabled"),
+        ("tc_piecewise", native(0, 4, 5), "disabled"),
+        ("tc_piecewise", native(2, 4, 5), "tc_piecewise"),
+        ("breakable", native(0, 4, 5), "breakable"),
+        ("disabled", tap(), "disabled"),
+    ],
+)
+def test_prefill_graphs_that_would_leave_captures_out_are_turned_off(backend, stack, left):
+    made = runner(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(backend=backend)))
+    parallel.check(made, stack)
+    assert made.server_args.cuda_graph_config.prefill.backend == left

@@ -95,8 +95,9 @@ def switch(pid: int, *, on: bool, spec: str = "1", file: str | None = None) -> l
     except SpecError as error:
         raise UserError(str(error)) from error
     serials: dict[int, int] = {}
+    before: dict[int, str] = {}
     for state in states(pid):
-        serials[state.pid] = time.time_ns()
+        serials[state.pid], before[state.pid] = time.time_ns(), state.problem
         own = str(control.lines_for(state.pid)) if file is None else str(Path(file).absolute())
         try:
             control.write(control.Command(state.pid, state.start_time, serials[state.pid], on, spec, own if on else None))
@@ -105,7 +106,8 @@ def switch(pid: int, *, on: bool, spec: str = "1", file: str | None = None) -> l
     until = time.monotonic() + OBEY_S
     while True:
         now = states(pid)
-        settled = all(state.serial == serials.get(state.pid, state.serial) or state.problem for state in now)
+        # A problem that was there before is of an earlier command: this one may still be obeyed.
+        settled = all(obeyed(state, serials) or state.problem != before.get(state.pid, "") for state in now)
         if settled or time.monotonic() > until:
             return [state if obeyed(state, serials) else _not_obeying(state) for state in now]
         time.sleep(_LOOK_S)

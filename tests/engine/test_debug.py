@@ -110,7 +110,7 @@ def test_numbers_are_those_of_an_independent_model(scene):
     for prompts in ((LONG,), EIGHT):
         scene.generate(*prompts)
     time.sleep(7)  # a step whose requests ended with their verify is written when the server has been idle
-    scene.switch(False)
+    assert [(state.on, state.faults, state.problem) for state in scene.switch(False)] == [(False, 0, "")]
     lines, seen = scene.lines(), witness(scene)[witnessed:]
 
     prompts = [*EIGHT, LONG]

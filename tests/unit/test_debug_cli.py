@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from sglang_eagle3_plugin.cli import main
+from sglang_eagle3_plugin.runtime.debug import control
+from sglang_eagle3_plugin.server import debug
 
 SERVER = """
 import sys, time
@@ -102,3 +107,17 @@ def test_a_file_that_cannot_be_written_is_a_finding(server, cli, tmp_path):
     code, out, _ = cli("on", "--file", tmp_path, "--pid", server.pid)
     assert code == 1
     assert "is not written" in out
+
+
+def test_a_problem_of_an_earlier_command_is_not_taken_for_one_of_this(server, cli):
+    path = control.path_for(server.pid)
+    path.write_text("{torn")
+    path.chmod(0o600)
+    until = time.monotonic() + 20
+    while not debug.states(server.pid)[0].problem and time.monotonic() < until:
+        time.sleep(0.05)
+    # A process that is slow to look: what its record said before must not count as an answer.
+    os.kill(server.pid, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (server.pid, signal.SIGCONT)).start()
+    code, out, _ = cli("on", "--pid", server.pid, "--json")
+    assert (code, json.loads(out)[0]["on"], json.loads(out)[0]["problem"]) == (0, True, "")

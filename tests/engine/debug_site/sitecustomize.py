@@ -48,12 +48,18 @@ def sabotage(module):
                 slot.copy_(states[:, :256])
             elif word == "partial":
                 # What is left when an all-reduce is: each rank holds a share, and the shares make the sum.
-                slot.mul_((1 + 2 * self.tp_rank) / 4)
+                slot.mul_((1 + 2 * rank()) / 4)
             else:
                 slot.fill_(0.0 if word == "zero" else float("nan"))
         return output
 
     module.ModelRunner._forward_raw = forward_raw
+
+
+def rank():
+    from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank()
 
 
 def shift(runner, by_one):

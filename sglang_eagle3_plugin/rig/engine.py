@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -227,11 +228,13 @@ class Server:
         url: its base URL.
         pid: the launcher's process.
         place: its working directory, log and records.
+        process: the launcher's process.
     """
 
     url: str
     pid: int
     place: Workplace
+    process: subprocess.Popen[Any]
 
     def generate(self, prompts: tuple[tuple[int, ...], ...] = PROMPTS, max_new_tokens: int = 8) -> list[dict[str, Any]]:
         """POST /generate; SGLang's outputs, one a prompt.
@@ -251,27 +254,40 @@ class ServerDiedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def serve(environment: Environment, spec: EngineSpec) -> Iterator[Server]:
-    """Run ``python -m sglang.launch_server`` until the block ends.
+def launch(environment: Environment, spec: EngineSpec, before: Sequence[str] = ()) -> Iterator[Server]:
+    """Start ``python -m sglang.launch_server``, not waiting until it is ready; it is ended with the block.
 
-    Raises:
-        ServerDiedError: before it was ready.
+    Args:
+        environment: of the release.
+        spec: target, draft, arguments.
+        before: what the command is given to, a shell's ``sh -c '...; exec "$@"' -`` say.
     """
     with _workplace(spec) as place, socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
         reserved.close()
         arguments = spec.engine_arguments(environment.release) | {"host": "127.0.0.1", "port": port}
-        argv = [str(environment.python), "-m", "sglang.launch_server", *_flags(arguments)]
+        argv = [*before, str(environment.python), "-m", "sglang.launch_server", *flags(arguments)]
         with process.supervised(argv, place.variables, place.log) as child:
-            give_up = time.monotonic() + spec.timeout_s
-            url = f"http://127.0.0.1:{port}"
-            while not _ready(url):
-                if child.poll() is not None or time.monotonic() > give_up:
-                    log = place.log.read_text(encoding="utf-8", errors="replace")
-                    raise ServerDiedError(last_error(log) if child.poll() is not None else f"not ready within {spec.timeout_s:g} s")
-                time.sleep(0.5)
-            yield Server(url, child.pid, place)
+            yield Server(f"http://127.0.0.1:{port}", child.pid, place, child)
+
+
+@contextlib.contextmanager
+def serve(environment: Environment, spec: EngineSpec) -> Iterator[Server]:
+    """Start a server, and wait until it is ready; it is ended with the block.
+
+    Raises:
+        ServerDiedError: before it was ready.
+    """
+    with launch(environment, spec) as server:
+        give_up = time.monotonic() + spec.timeout_s
+        while not _ready(server.url):
+            died = server.process.poll() is not None
+            if died or time.monotonic() > give_up:
+                log = server.place.log.read_text(encoding="utf-8", errors="replace")
+                raise ServerDiedError(last_error(log) if died else f"not ready within {spec.timeout_s:g} s")
+            time.sleep(0.5)
+        yield server
 
 
 def last_error(log: str) -> str:
@@ -341,12 +357,13 @@ def _workplace(spec: EngineSpec) -> Iterator[Workplace]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    flags: list[str] = []
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of `sglang.Engine` as flags of `launch_server`."""
+    found: list[str] = []
     for name, value in arguments.items():
         if value is not False and value is not None:
-            flags += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return flags
+            found += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return found
 
 
 def _ready(url: str) -> bool:

@@ -36,7 +36,7 @@ def test_extract_starts_the_engine_dumps_every_row_and_ends_it(tmp_path):
         "EAGLE3_DUMP_MIN_FREE_GB": "0",
     }
     command = [environment.python, "-m", "sglang_eagle3_plugin", "hidden-states", "extract", "--target", target.path, "--json"]
-    command += ["--data", tmp_path / "data.jsonl", "--dump", tmp_path / "dump", "--", *engine._flags(flags)]
+    command += ["--data", tmp_path / "data.jsonl", "--dump", tmp_path / "dump", "--", *engine.flags(flags)]
     done = subprocess.run(command, env=os.environ | engine.ENVIRONMENT | variables, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)

@@ -26,7 +26,9 @@ def install(module: ModuleType) -> None:
     @functools.wraps(forward)
     def observed(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         output = forward(self, forward_batch, *args, **kwargs)
-        states = getattr(getattr(output, "logits_output", None), "hidden_states", None)
+        # Before 0.5.7 a pair: the logits output, and whether a graph was replayed.
+        logits_output = output[0] if isinstance(output, tuple) else getattr(output, "logits_output", None)
+        states = getattr(logits_output, "hidden_states", None)
         if states is not None and not getattr(self, "is_draft_worker", False):
             line = json.dumps(look(states, forward_batch.forward_mode.name.lower(), **request["labels"]))
             if line not in seen:

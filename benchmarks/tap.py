@@ -3,10 +3,11 @@
     python benchmarks/tap.py RELEASE [--rounds 100] [--tokens 64]
 
 A round is a prefill and ten decode steps (batch 4) for each of three arms, in an order drawn anew each time: nothing captured,
-SGLang's own capture, the generic tap; three boundaries. What is taken is the CPU time of the thread that runs the pass, with one
-thread for torch, so that other work on the machine counts less. A ratio is the median of the neighbours' own ratios; its interval
-is that of the median (binomial, 95 %). Without a GPU and its graphs the hooks' Python runs at every pass, which under graphs it
-doesn't, so this is the tap's worst case. The environment must have the plugin (`sglang-eagle3 demo` builds one).
+SGLang's own capture, the generic tap; three boundaries. What is taken is the CPU time of the thread that runs the pass, the second
+one after each switch, with one thread for torch, so that other work on the machine counts less. A ratio is the median of the
+neighbours' own ratios; its interval is that of the median (binomial, 95 %). Without a GPU and its graphs the hooks' Python runs at
+every pass, which under graphs it doesn't, so this is the tap's worst case. The environment must have the plugin (`sglang-eagle3
+demo` builds one).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def outside(release: str, rounds: int, tokens: int) -> int:
         target, draft, _ = families.write(Path(scratch), family, (2, 4, 5), (1, 3, 4))
         (target / "labels.json").unlink()
         spec = engine.EngineSpec(target, draft, arguments={**family.engine_arguments, "attention_backend": "torch_native"})
-        arguments = spec.engine_arguments(release) | {"max_total_tokens": 2 * BATCH * (tokens + 3 * STEPS)}
+        arguments = spec.engine_arguments(release) | {"max_total_tokens": 2 * BATCH * (tokens + 6 * STEPS)}
         request = Path(scratch) / "request.json"
         request.write_text(json.dumps({"arguments": arguments, "rounds": rounds, "tokens": tokens}), encoding="utf-8")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EAGLE3_", "PYTHON"))}
@@ -89,8 +90,9 @@ def inside(path: str) -> None:
                     arms[arm]()
                     spent.clear()
                     passes()
-                    if number >= 2:  # the first two warm up
-                        taken[what][arm].append(spent[0])
+                    passes()  # the first after a switch runs code that has gone cold
+                    if number >= 2:  # the first two rounds warm up
+                        taken[what][arm].append(spent[-1])
     print("RESULT " + json.dumps(taken), flush=True)
 
 

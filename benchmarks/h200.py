@@ -228,7 +228,7 @@ def main() -> None:
         running = start(options, Path(scratch))
         try:
             rates = measure(running, options)
-            dumped = sum(len(list(Path(scratch).rglob(pattern))) for pattern in ("*.safetensors",))
+            dumped = sum(len(list(Path(scratch).rglob(pattern))) for pattern in ("*.safetensors*", "*.bin"))
             lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
         finally:
             for one in (one for engines in running.values() for one in engines):

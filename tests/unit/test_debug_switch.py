@@ -18,6 +18,7 @@ from sglang_eagle3_plugin.runtime import tap
 from sglang_eagle3_plugin.runtime.debug import control, sampling, thread
 from sglang_eagle3_plugin.runtime.debug.output import Output
 from sglang_eagle3_plugin.runtime.debug.ranks import Ranks
+from sglang_eagle3_plugin.runtime.debug.read import spans_of
 from sglang_eagle3_plugin.runtime.debug.report import Labels
 from sglang_eagle3_plugin.runtime.debug.spec import Spec
 from sglang_eagle3_plugin.settings import Settings
@@ -243,15 +244,21 @@ def test_ranks_compare_only_steps_that_both_saw_and_forgive_rounding():
     assert first.compared == 1
 
 
-class FakeStep:
-    def __init__(self, number):
-        self.number, self.passes, self.target_ids, self.sent = number, [], None, False
+class FakeRing:
+    def key(self, states):
+        return (-1, 0)
 
-    def measure(self, name, states, **more):
+
+class FakeStep:
+    def __init__(self, number, ring):
+        self.number, self.passes, self.target_ids, self.sent, self.key = number, [], None, False, (-1, 0)
+
+    def measure(self, name, states, key, **more):
         self.passes.append((name, more))
 
-    def on_other_stream(self, states):
-        return False
+    def take(self):
+        assert self.sent
+        return self.number, self.passes, b""
 
     def send(self):
         self.sent = True
@@ -279,8 +286,9 @@ class Serving:
 
     def __init__(self, monkeypatch, spec):
         monkeypatch.setattr(sampling, "Step", FakeStep)
+        monkeypatch.setattr(sampling, "Ring", FakeRing)
         monkeypatch.setattr(sampling, "kept_ids", lambda ids: "ids")
-        monkeypatch.setattr(sampling, "follows", lambda target, draft: {})
+        monkeypatch.setattr(sampling, "follows", lambda target, draft: [])
         self.debug = sampling.Debug(spec, Labels((2, 4, 5), None, 8), whole_vocabulary=False)
         self.target = SimpleNamespace(is_draft_worker=False, forward_pass_id=0)
         self.draft = SimpleNamespace(is_draft_worker=True)
@@ -307,8 +315,7 @@ class Serving:
 
     def steps(self):
         self.debug.collect(unfinished=True)
-        seen = [(step.number, [name for name, _ in step.passes]) for step in self.debug.arrived]
-        assert all(step.sent for step in self.debug.arrived)
+        seen = [(number, [name for name, _ in passes]) for number, passes, _ in self.debug.arrived]
         self.debug.arrived.clear()
         return seen
 
@@ -387,7 +394,7 @@ def test_only_passes_with_the_request_count(monkeypatch):
     ],
 )
 def test_rows_are_told_apart_by_request(lengths, rows, spans):
-    assert sampling._spans(SimpleNamespace(extend_seq_lens_cpu=lengths), ["a", "b"], rows) == spans
+    assert spans_of(["a", "b"], lengths, rows) == spans
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-logger = logging.getLogger("sglang_eagle3_plugin")
+NAME = "sglang_eagle3_plugin"
+logger = logging.getLogger(NAME)
 
 _LARGEST_FILE = 256 << 20
 """Bytes after which no more is written to the JSON file: a debug left on must not fill a disk."""
@@ -20,21 +22,29 @@ class Output:
 
     Args:
         path: of the file; made with mode 0600. Several processes may append to one.
+        log: takes a level and a line for the log; may raise.
+        descriptor: of the file, where it is open already, or could not be opened (-1).
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, log: Callable[[int, str], None] | None = None, descriptor: int | None = None) -> None:
         self.lines = 0
         self.problem = ""
         self.path: str | None = None
         """Of the file, while it is written."""
-        self._descriptor = -1
+        self._descriptor = -1 if descriptor is None else descriptor
         self._log_works = True
-        if path:
+        self._to_log = log or to_logger
+        if path and descriptor is None:
             try:
                 self._descriptor = _open(Path(path))
                 self.path = path
             except OSError as error:
                 self._say(f"EAGLE3_DEBUG_FILE {path} is not written: {error}")
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file; -1 where none is written."""
+        return self._descriptor
 
     def write(self, said: dict[str, Any], text: str) -> None:
         """Write one record as JSON and, as ``text``, to the log; never raises."""
@@ -70,10 +80,15 @@ class Output:
         if not self._log_works:
             return
         try:
-            logger.log(level, "%s", text)
+            self._to_log(level, text)
         except Exception as error:  # a closed stderr; logging's own handler of faults prints there too
             self._log_works = False
             self.problem = self.problem or f"the log cannot be written ({type(error).__name__}: {error})"
+
+
+def to_logger(level: int, text: str) -> None:
+    """Write a line to SGLang's log, from within its process."""
+    logger.log(level, "%s", text)
 
 
 def _open(path: Path) -> int:

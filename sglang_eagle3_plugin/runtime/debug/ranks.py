@@ -31,7 +31,7 @@ class Ranks:
     """
 
     def __init__(self, group: str, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.group, self.rank, self.size = group, rank, size
         self.compared = 0
         self._files = [records.directory() / f"{group}-{one}.ranks" for one in range(size)]
         self._mine: OrderedDict[str, Fingerprint] = OrderedDict()

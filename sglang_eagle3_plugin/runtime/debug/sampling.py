@@ -8,9 +8,10 @@ from collections import deque
 from typing import Any
 
 from sglang_eagle3_plugin.runtime import tap
+from sglang_eagle3_plugin.runtime.debug.read import Arrived
 from sglang_eagle3_plugin.runtime.debug.report import Labels
 from sglang_eagle3_plugin.runtime.debug.spec import Spec
-from sglang_eagle3_plugin.runtime.debug.step import Step, embedding_measures, follows, kept_ids
+from sglang_eagle3_plugin.runtime.debug.step import Ring, Step, embedding_measures, follows, kept_ids
 
 _PENDING = 64
 """Steps under way to the host at most; beyond them steps are left out."""
@@ -34,10 +35,11 @@ class Debug:
         self.steps = 0
         self.left_out = 0
         """Steps that were due, and over the rate or the pending limit."""
-        self.arrived: deque[Step] = deque()
+        self.arrived: deque[Arrived] = deque()
         """For the thread: steps whose measures are on the host, in order."""
         self.last_pass = 0.0
         self._whole_vocabulary = whole_vocabulary
+        self._ring: Any = None
         self._pending: deque[Step] = deque()
         self._lock = threading.Lock()
         self._step: Step | None = None
@@ -89,7 +91,9 @@ class Debug:
         self._counted = False
         spec = self.spec
         if (self.steps < spec.steps or (spec.every and number % spec.every == 0)) and self._within_rate():
-            self._step = Step(number)
+            if self._ring is None:
+                self._ring = Ring()
+            self._step = Step(number, self._ring)
 
     def _within_rate(self) -> bool:
         if len(self._pending) + len(self.arrived) >= _PENDING:
@@ -116,44 +120,48 @@ class Debug:
         spec = self.spec
         if spec.requests and not set(spec.requests) & set(requests or ()):
             return
-        if step.passes and step.on_other_stream(states):
+        key = self._ring.key(states)
+        if step.passes and step.key != key:  # this pass runs on another stream
             self._send()
-            step = self._step = Step(step.number)
+            step = self._step = Step(step.number, self._ring)
         name = f"draft {phase}" if phase != "target" else f"target {_target_kind(batch.forward_mode)}"
-        spans = _spans(batch, requests, len(states))
-        # The draft's own passes after the first carry its own states, of its own width.
-        slots = 1 if phase == "decode" else self.labels.slots(states.shape[1])
+        lengths = getattr(batch, "extend_seq_lens_cpu", None)
         step.measure(
             name,
             states,
+            key,
             graph=bool(output.can_run_graph),
-            slots=slots,
+            # The draft's own passes after the first carry its own states, of its own width.
+            slots=1 if phase == "decode" else self.labels.slots(states.shape[1]),
             values=spec.values,
-            spans=spans,
+            requests=requests,
+            lengths=[int(length) for length in lengths] if isinstance(lengths, list | tuple) else None,
             chosen=spec.requests,
-            extra=self._extra(step, name, runner, batch, output, len(states), spans),
+            extra=self._extra(step, name, runner, batch, output, len(states), requests),
         )
         if not self._counted:
             self._counted = True
             self.steps += 1
 
-    def _extra(self, step: Step, name: str, runner: Any, batch: Any, output: Any, rows: int, spans: Any) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
+    def _extra(
+        self, step: Step, name: str, runner: Any, batch: Any, output: Any, rows: int, requests: list[str] | None
+    ) -> list[tuple[str, Any]]:
+        extra: list[tuple[str, Any]] = []
         ids = batch.input_ids
         if name == "target prefill":
             step.target_ids = kept_ids(ids)
             if self._whole_vocabulary and not self.spec.requests and ids is not None and len(ids) == rows:
-                extra |= embedding_measures(runner.model, ids)
+                extra += embedding_measures(runner.model, ids)
         elif name == "draft extend":
-            extra |= follows(step.target_ids, ids)
+            extra += follows(step.target_ids, ids)
             accepted = getattr(batch.spec_info, "num_accept_tokens", None)
             if accepted is None:
                 accepted = getattr(batch.spec_info, "accept_length", None)  # up to 0.5.12
-            if accepted is not None and spans is not None and step.target_ids is None:
-                extra["accepted"] = accepted[: len(spans)]
+            if accepted is not None and requests and step.target_ids is None:
+                extra.append(("accepted", accepted[: len(requests)]))
         # A draft's decode graph gets its tokens from the step before, not from the batch.
         if self.spec.ids and ids is not None and output.logits_output is not None:
-            extra["ids"] = ids[:_IDS]
+            extra.append(("ids", ids[:_IDS]))
         return extra
 
     def _send(self) -> None:
@@ -164,26 +172,9 @@ class Debug:
 
     def _collect(self) -> None:
         while self._pending and self._pending[0].arrived():
-            self.arrived.append(self._pending.popleft())
+            self.arrived.append(self._pending.popleft().take())
 
 
 def _target_kind(mode: Any) -> str:
     name = mode.name
     return "prefill" if name in _TARGET_PREFILL else "verify" if name == "TARGET_VERIFY" else "decode"
-
-
-def _spans(batch: Any, requests: list[str] | None, rows: int) -> tuple[tuple[str, int, int], ...] | None:
-    """Which rows are whose: by the batch's own lengths where they add up, else evenly; None where neither fits."""
-    if not requests:
-        return None
-    lengths = getattr(batch, "extend_seq_lens_cpu", None)
-    lengths = [int(length) for length in lengths] if isinstance(lengths, list | tuple) else []
-    if len(lengths) != len(requests) or sum(lengths) != rows:
-        if rows % len(requests):
-            return None
-        lengths = [rows // len(requests)] * len(requests)
-    spans, first = [], 0
-    for rid, length in zip(requests, lengths, strict=True):
-        spans.append((rid, first, first + length))
-        first += length
-    return tuple(spans)

@@ -2,13 +2,16 @@
 
 Each row (token) of each slot becomes a norm and a mean, on the device; those and a few first values are all that is copied. Nothing
 here waits for the device: the copy goes to pinned memory, an event behind it, and a later step asks whether the event has passed.
+All of it runs on the thread that serves, so it does as little as it can: buffers and their views are used again and again.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from sglang_eagle3_plugin.runtime.debug.read import Arrived, spans_of
 
 _CHUNK_ROWS = 1024
 """Rows measured in one launch, so that no backend's float32 copy of a long prefill takes memory that serving counts on."""
@@ -16,144 +19,227 @@ _EMBEDDED_ROWS = 64
 """Rows of a prefill whose embeddings are looked up again."""
 _IDS_ROWS = 65536
 """Tokens of a prefill that are kept to see whether the draft's follow them."""
+_FLOATS = 2048
+"""Of a fresh buffer; one that is too small for its step grows, and stays large."""
+_VIEWS = 64
+"""Views kept of one buffer: a decode step's passes are as large as those of the step before."""
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One pass of a step, as known on the host.
+class Buffers:
+    """Where the measures of one step lie: a flat float32 buffer on the device, one on the host, an event behind the copy.
 
-    Attributes:
-        name: ``target prefill``, ``target verify``, ``target decode``, ``draft extend`` or ``draft decode``.
-        graph: whether a CUDA graph was replayed.
-        tokens: N, rows of the pass.
-        width: of each row; slots times H.
-        dtype: as torch writes it, without ``torch.``.
-        slots: S, how many states of width H stand side by side.
-        spans: (request id, first row, row after the last), or None where rows can't be told apart by request.
-        rows: how many rows were measured: N, or those of the requests asked for.
-        layout: name -> (offset, shape) of what was measured, in the step's flat float32 buffer.
+    Args:
+        ring: whose they are.
+        device: of the states.
+        key: of the ring's list they go back to: where they are used. A buffer never changes its stream, so that the
+            allocator's own order of uses holds for it.
+        size: in floats.
     """
 
-    name: str
-    graph: bool
-    tokens: int
-    width: int
-    dtype: str
-    slots: int
-    spans: tuple[tuple[str, int, int], ...] | None
-    rows: int
-    layout: dict[str, tuple[int, tuple[int, ...]]]
+    def __init__(self, ring: Ring, device: Any, key: tuple[int, int], size: int) -> None:
+        torch = ring.torch
+        self.key = key
+        self.size = size
+        self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        # Both threads write to them, and only the serving one is in inference mode.
+        with torch.inference_mode(False):
+            self.flat = torch.empty(size, dtype=torch.float32, device=device)
+            self.host = self.flat if device.type == "cpu" else torch.empty(size, dtype=torch.float32, pin_memory=bool(self.stream))
+        self.event = torch.cuda.Event() if self.stream is not None else None
+        self.address: int = self.host.data_ptr()
+        self._views: dict[tuple[int, ...], tuple[Any, ...]] = {}
+
+    def views(self, offset: int, rows: int, slots: int, values: int) -> tuple[Any, ...]:
+        """Views for norms (rows, slots), means (rows, slots) and first values (slots, values), one behind the other."""
+        key = (offset, rows, slots, values)
+        found = self._views.get(key)
+        if found is None:
+            mean, first = offset + rows * slots, offset + 2 * rows * slots
+            found = (
+                self.flat[offset:mean].view(rows, slots),
+                self.flat[mean:first].view(rows, slots),
+                self.flat[first : first + slots * values].view(slots, values),
+            )
+            self._keep(key, found)
+        return found
+
+    def copy(self, length: int) -> None:
+        """Enqueue the copy of the first floats to the host, on the current stream."""
+        key = (length,)
+        found = self._views.get(key)
+        if found is None:
+            found = (self.host[:length], self.flat[:length])
+            self._keep(key, found)
+        found[0].copy_(found[1], non_blocking=True)
+
+    def _keep(self, key: tuple[int, ...], views: tuple[Any, ...]) -> None:
+        if len(self._views) >= _VIEWS:
+            self._views.clear()
+        self._views[key] = views
 
 
-@dataclass
+class Ring:
+    """The buffers of one :class:`~sglang_eagle3_plugin.runtime.debug.sampling.Debug`; a step takes one and gives it back."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch: Any = torch
+        self.norm: Any = torch.linalg.vector_norm
+        self.mean: Any = torch.mean
+        self.float32: Any = torch.float32
+        self.dtypes: dict[Any, str] = {}
+        # The stream as a number; `current_stream` makes two objects to say it.
+        self._raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._free: dict[tuple[int, int], list[Buffers]] = {}
+
+    def key(self, states: Any) -> tuple[int, int]:
+        """Device and stream on which these states come; (-1, 0) where there are no streams."""
+        if not states.is_cuda:
+            return (-1, 0)
+        index = states.get_device()
+        return (index, self.stream(index))
+
+    def stream(self, index: int) -> int:
+        """This thread's current stream on a CUDA device, as a number."""
+        if self._raw_stream is not None:
+            return int(self._raw_stream(index))
+        return int(self.torch.cuda.current_stream(index).cuda_stream)
+
+    def take(self, states: Any, key: tuple[int, int]) -> Buffers:
+        """Buffers that nothing is under way in, for states that come under a key."""
+        free = self._free.get(key)
+        return free.pop() if free else Buffers(self, states.device, key, _FLOATS)
+
+    def give(self, buffers: Buffers) -> None:
+        """Take buffers back whose measures have been read."""
+        self._free.setdefault(buffers.key, []).append(buffers)
+
+
 class Step:
-    """A sampled step under way: passes measured on one stream of the device, not yet copied.
+    """A sampled step under way: passes measured on one stream of the device, and copied together.
 
-    Attributes:
+    Args:
         number: ``forward_pass_id`` of the target's runner, the same on every rank.
+        ring: where its buffers come from.
     """
 
-    number: int
-    passes: list[Pass] = field(default_factory=list)
-    target_ids: Any = None
-    """Token ids (N,) of the target prefill of this step."""
-    _parts: list[Any] = field(default_factory=list)
-    _size: int = 0
-    _stream: Any = None
-    _host: Any = None
-    _event: Any = None
+    __slots__ = ("_buffers", "_ring", "_size", "key", "number", "passes", "target_ids")
+
+    def __init__(self, number: int, ring: Ring) -> None:
+        self.number = number
+        self.passes: list[tuple[Any, ...]] = []
+        """Fields of :class:`~sglang_eagle3_plugin.runtime.debug.read.Pass`."""
+        self.target_ids: Any = None
+        """Token ids (N,) of the target prefill of this step."""
+        self.key: tuple[int, int] | None = None
+        """Device and stream of the measures so far."""
+        self._ring = ring
+        self._buffers: Any = None
+        self._size = 0
 
     def measure(
         self,
         name: str,
         states: Any,
+        key: tuple[int, int],
         *,
         graph: bool,
         slots: int,
         values: int,
-        spans: tuple[tuple[str, int, int], ...] | None,
+        requests: list[str] | None,
+        lengths: list[int] | None,
         chosen: Sequence[str] = (),
-        extra: dict[str, Any] | None = None,
+        extra: Sequence[tuple[str, Any]] = (),
     ) -> None:
         """Enqueue the measures of one pass.
 
         Args:
             name: of the pass.
             states: what is fed to, or by, the pass: (N, slots * H), floating point.
+            key: see :meth:`Ring.key`; that of the step's passes before.
             graph: whether a CUDA graph was replayed.
             slots: S.
             values: V, first values of each slot's first row.
-            spans: see :class:`Pass`.
+            requests: see :class:`~sglang_eagle3_plugin.runtime.debug.read.Pass`.
+            lengths: likewise.
             chosen: request ids whose rows alone are measured; empty: every row.
             extra: further small tensors to bring along, by name.
         """
-        import torch
-
+        ring = self._ring
         tokens, width = states.shape
-        if states.is_cuda and self._stream is None:
-            self._stream = torch.cuda.current_stream(states.device)
-        rows = states
-        if chosen and spans is not None:
-            rows = torch.cat([states[first:last] for rid, first, last in spans if rid in chosen])
-        split = rows.unflatten(-1, (slots, width // slots))
-        layout: dict[str, tuple[int, tuple[int, ...]]] = {}
-        chunks = split.split(_CHUNK_ROWS) if len(split) > _CHUNK_ROWS else (split,)
-        for key, measured in (
-            ("norm", [torch.linalg.vector_norm(chunk, dim=-1, dtype=torch.float32) for chunk in chunks]),
-            ("mean", [chunk.mean(dim=-1, dtype=torch.float32) for chunk in chunks]),
-        ):
-            layout[key] = (self._size, (len(split), slots))
-            for part in measured:
-                self._add(part)
-        for key, tensor in {"first": split[:1, :, :values], **(extra or {})}.items():
-            layout[key] = (self._size, tuple(tensor.shape))
-            self._add(tensor.float())
-        dtype = str(states.dtype).removeprefix("torch.")
-        self.passes.append(Pass(name, graph, tokens, width, dtype, slots, spans, len(split), layout))
+        rows, count = states, tokens
+        if chosen and (spans := spans_of(requests, lengths, tokens)) is not None:
+            rows = ring.torch.cat([states[first:last] for rid, first, last in spans if rid in chosen])
+            count = len(rows)
+        values = min(values, width // slots)
+        offset = self._size
+        brought = offset + (2 * count + values) * slots
+        self._size = brought + sum(tensor.numel() for _, tensor in extra) if extra else brought
+        buffers = self._buffers
+        if buffers is None:
+            self.key = key
+            buffers = self._buffers = ring.take(states, key)
+        if self._size > buffers.size:
+            buffers = self._grow(states, offset)
+        norm, mean, first = buffers.views(offset, count, slots, values)
+        split = rows.reshape(count, slots, width // slots)
+        if count <= _CHUNK_ROWS:
+            ring.norm(split, dim=-1, dtype=ring.float32, out=norm)
+            ring.mean(split, -1, dtype=ring.float32, out=mean)
+        else:
+            for part, its_norm, its_mean in zip(*(one.split(_CHUNK_ROWS) for one in (split, norm, mean)), strict=True):
+                ring.norm(part, dim=-1, dtype=ring.float32, out=its_norm)
+                ring.mean(part, -1, dtype=ring.float32, out=its_mean)
+        first.copy_(split[0, :, :values])
+        lengths_of_extra = []
+        for key_of, tensor in extra:
+            length = tensor.numel()
+            buffers.flat[brought : brought + length].copy_(tensor.reshape(-1))
+            lengths_of_extra.append((key_of, length))
+            brought += length
+        dtype = ring.dtypes.get(states.dtype)
+        if dtype is None:
+            dtype = ring.dtypes[states.dtype] = str(states.dtype).removeprefix("torch.")
+        self.passes.append((name, graph, tokens, width, dtype, slots, requests, lengths, count, values, lengths_of_extra))
 
-    def _add(self, tensor: Any) -> None:
-        self._parts.append(tensor.reshape(-1))
-        self._size += tensor.numel()
-
-    def on_other_stream(self, states: Any) -> bool:
-        """Whether these states come on another stream than the measures before them."""
-        import torch
-
-        return bool(states.is_cuda and self._stream is not None and torch.cuda.current_stream(states.device) != self._stream)
+    def _grow(self, states: Any, used: int) -> Any:
+        """Larger buffers, with what has been measured already; the small ones are dropped, on the stream they were made on."""
+        small, key = self._buffers, self._buffers.key
+        large = self._buffers = Buffers(self._ring, states.device, key, 1 << (self._size - 1).bit_length())
+        if used:
+            large.flat[:used].copy_(small.flat[:used])
+        return large
 
     def send(self) -> None:
         """Enqueue the one copy to the host. From any thread; on the stream of the measures."""
-        import torch
-
-        if self._stream is None:
-            self._host = torch.cat(self._parts)
-        else:
-            with torch.cuda.stream(self._stream):
-                flat = torch.cat(self._parts)
-                self._host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-                self._host.copy_(flat, non_blocking=True)
-                self._event = torch.cuda.Event()
-                self._event.record(self._stream)
-        self._parts.clear()
         self.target_ids = None
+        buffers = self._buffers
+        if buffers.event is None:
+            if buffers.host is not buffers.flat:
+                buffers.host[: self._size].copy_(buffers.flat[: self._size])  # a device without CUDA's streams: this waits
+        elif self._ring.stream(buffers.key[0]) == buffers.key[1]:
+            buffers.copy(self._size)
+            buffers.event.record(buffers.stream)
+        else:
+            with self._ring.torch.cuda.stream(buffers.stream):
+                buffers.copy(self._size)
+                buffers.event.record(buffers.stream)
 
     def arrived(self) -> bool:
         """Whether the copy is here; never waits."""
-        return self._event is None or bool(self._event.query())
+        event = self._buffers.event
+        return event is None or bool(event.query())
 
-    def read(self, one: Pass, key: str) -> list[Any]:
-        """Return what :meth:`measure` enqueued, as nested lists of floats, once it has arrived; [] where there is none."""
-        if key not in one.layout:
-            return []
-        offset, shape = one.layout[key]
-        size = 1
-        for length in shape:
-            size *= length
-        values: list[Any] = self._host[offset : offset + size].view(shape).tolist()
-        return values
+    def take(self) -> Arrived:
+        """What has arrived, as plain data; the buffers are free for another step."""
+        buffers, self._buffers = self._buffers, None
+        data = ctypes.string_at(buffers.address, 4 * self._size)
+        self._ring.give(buffers)
+        return (self.number, self.passes, data)
 
 
-def embedding_measures(model: Any, ids: Any) -> dict[str, Any]:
+def embedding_measures(model: Any, ids: Any) -> list[tuple[str, Any]]:
     """Norm and mean (n,) of the first tokens' embeddings, looked up anew; nothing where the table is not at hand.
 
     Only for a table that is not split over ranks. Placeholder ids of images lie beyond the table and read as its last row.
@@ -162,15 +248,15 @@ def embedding_measures(model: Any, ids: Any) -> dict[str, Any]:
 
     get = getattr(model, "get_embed_and_head", None)
     if get is None:
-        return {}
+        return []
     table = get()[0]
     if getattr(table, "ndim", 0) != 2 or not table.is_floating_point():
-        return {}
+        return []
     rows = torch.nn.functional.embedding(ids[:_EMBEDDED_ROWS].clamp(0, len(table) - 1).long(), table)
-    return {
-        "embedding_norm": torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32),
-        "embedding_mean": rows.mean(dim=-1, dtype=torch.float32),
-    }
+    return [
+        ("embedding_norm", torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32)),
+        ("embedding_mean", rows.mean(dim=-1, dtype=torch.float32)),
+    ]
 
 
 def kept_ids(ids: Any) -> Any:
@@ -178,8 +264,8 @@ def kept_ids(ids: Any) -> Any:
     return ids.clone() if ids is not None and len(ids) <= _IDS_ROWS else None
 
 
-def follows(target_ids: Any, draft_ids: Any) -> dict[str, Any]:
+def follows(target_ids: Any, draft_ids: Any) -> list[tuple[str, Any]]:
     """(N - 1,): 1 where the draft is fed, beside the state of token i, the target's token i + 1."""
     if target_ids is None or draft_ids is None or target_ids.shape != draft_ids.shape or len(draft_ids) < 2:
-        return {}
-    return {"follows": draft_ids[:-1] == target_ids[1:]}
+        return []
+    return [("follows", draft_ids[:-1] == target_ids[1:])]

@@ -1,11 +1,13 @@
-"""The light thread behind debug: reads the control file once a second, turns what has arrived into lines, keeps the status.
+"""The light thread behind debug: reads the control file once a second, hands what has arrived to a child, keeps the status.
 
-It is the one writer of the tap's list for debug, so that the serving thread never waits for a switch.
+It is the one writer of the tap's list for debug, so that the serving thread never waits for a switch. It makes no lines itself: the
+serving thread gives the interpreter up at each of torch's calls, and would wait for a line each time.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -14,12 +16,11 @@ from typing import Any
 
 from sglang_eagle3_plugin import records
 from sglang_eagle3_plugin.runtime import tap
+from sglang_eagle3_plugin.runtime.debug.child import Child
 from sglang_eagle3_plugin.runtime.debug.control import Command, ControlError, ControlFile, lines_for
 from sglang_eagle3_plugin.runtime.debug.labels import labels_of
 from sglang_eagle3_plugin.runtime.debug.output import Output, logger
 from sglang_eagle3_plugin.runtime.debug.ranks import Ranks
-from sglang_eagle3_plugin.runtime.debug.read import reports
-from sglang_eagle3_plugin.runtime.debug.report import FORMAT, human
 from sglang_eagle3_plugin.runtime.debug.sampling import Debug
 from sglang_eagle3_plugin.runtime.debug.spec import SpecError, parse
 from sglang_eagle3_plugin.settings import Settings
@@ -30,9 +31,11 @@ _IDLE_S = 0.2
 _UNFINISHED_S = 5.0
 """A step without a pass for so long gets no more: on a CPU one pass may take a second."""
 _LABELS_S = 5.0
-_AT_EXIT_S = 2.0
-_BREATH_S = 0.0002
-"""Between two lines."""
+_COLLECT_S = 1.0
+"""For what is under way to the host when debug is turned off."""
+_AT_EXIT_S = 3.5
+_CLOSE_S = 2.0
+"""For the child to finish its lines; then it is killed."""
 
 _thread: DebugThread | None = None
 
@@ -62,6 +65,7 @@ class DebugThread(threading.Thread):
         self._stopping = threading.Event()
         self._debug: Debug | None = None
         self._output = Output(None)
+        self._child: Child | None = None
         self._ranks: Ranks | None = None
         self._rank = 0
         self._serial = 0
@@ -88,13 +92,10 @@ class DebugThread(threading.Thread):
                 if now - looked >= _CONTROL_S:
                     looked = now
                     self._obey()
-                    self._compare_ranks()
                     self._note()
                 self._work(now)
             except Exception as error:
-                self._off()
-                self._problem = f"{type(error).__name__}: {error}"
-                tap.failed("debug", error)
+                self._fail(error)
                 self._note()
         self._off()
 
@@ -134,16 +135,32 @@ class DebugThread(threading.Thread):
         self._ranks = self._ranks_of(size)
         self._debug = Debug(spec, labels_of(self._runner, self._settings), whole_vocabulary=size == 1)
         self._labels_read = time.monotonic()
+        try:
+            group = (self._ranks.group, size) if self._ranks is not None else None
+            self._child = Child(self._rank, group, self._output.path, self._output.descriptor)
+        except Exception as error:
+            self._fail(error)
+            return
         tap.add(self._debug)
+
+    def _fail(self, error: Exception) -> None:
+        self._off()
+        self._problem = f"{type(error).__name__}: {error}"
+        tap.failed("debug", error)
 
     def _off(self) -> None:
         debug, self._debug = self._debug, None
+        child, self._child = self._child, None
         if debug is not None:
             tap.remove(debug)
-            until = time.monotonic() + _AT_EXIT_S / 2
+            until = time.monotonic() + _COLLECT_S
             while not debug.collect(unfinished=True) and time.monotonic() < until:
                 time.sleep(_WORK_S)
-            self._write(debug)
+        if child is not None:
+            if debug is not None:
+                with contextlib.suppress(Exception):  # it is gone, and so are its lines
+                    _hand_over(debug, child)
+            child.close(_CLOSE_S)
         self._output.close()
         if self._own_lines is not None and self._output.path == str(self._own_lines):
             self._own_lines.unlink(missing_ok=True)
@@ -166,27 +183,8 @@ class DebugThread(threading.Thread):
         if debug.arrived and now - self._labels_read > (_LABELS_S if debug.labels.captured else _CONTROL_S / 2):
             debug.labels = labels_of(self._runner, self._settings)
             self._labels_read = now
-        self._write(debug)
-
-    def _write(self, debug: Debug) -> None:
-        while debug.arrived:
-            for said in reports(debug.arrived.popleft(), debug.labels):
-                self._write_one(said)
-                if self._ranks is not None:
-                    self._ranks.add(said)
-                # The serving thread wants the interpreter back hundreds of times a step, and would wait for the whole queue.
-                time.sleep(_BREATH_S)
-
-    def _compare_ranks(self) -> None:
-        if self._ranks is None:
-            return
-        for step, name, says in self._ranks.exchange():
-            verdict = {"verdict": "partial-sums", "says": says}
-            self._write_one({"step": step, "pass": name, "verdicts": [verdict]})
-
-    def _write_one(self, said: dict[str, Any]) -> None:
-        stamp = {"v": FORMAT, "time": round(time.time(), 3), "pid": os.getpid(), "rank": self._rank}
-        self._output.write(stamp | said, human(said))
+        if self._child is not None and self._child.ready():
+            _hand_over(debug, self._child)
 
     def _ranks_of(self, size: int) -> Ranks | None:
         if size == 1 or self._runner.server_args.enable_dp_attention:
@@ -199,21 +197,29 @@ class DebugThread(threading.Thread):
             return None
 
     def _note(self) -> None:
-        debug = self._debug
+        debug, child = self._debug, self._child
         noted = {
             "on": debug is not None,
             "spec": str(debug.spec) if debug else None,
             "serial": self._serial,
             "steps": debug.steps if debug else 0,
             "left_out": debug.left_out if debug else 0,
-            "lines": self._output.lines,
+            "lines": child.lines if child else 0,
             "file": self._output.path,
-            "ranks_compared": self._ranks.compared if self._ranks else 0,
-            "problem": self._problem or self._output.problem,
+            "ranks_compared": child.ranks_compared if child else 0,
+            "problem": self._problem or self._output.problem or (child.problem if child else ""),
         }
         if noted != self._noted:
             self._noted = noted
             records.note("debug", noted)
+
+
+def _hand_over(debug: Debug, child: Child) -> None:
+    steps = []
+    while debug.arrived:
+        steps.append(debug.arrived.popleft())
+    if steps:
+        child.steps(steps, debug.labels)
 
 
 def _tensor_parallel() -> tuple[int, int]:

@@ -45,7 +45,12 @@ class Scene:
         assert [output["output_ids"] for output in outputs] == [models.continuation(prompt, TOKENS) for prompt in prompts]
 
     def switch(self, on: bool, spec: str = "steps=100000,rate=0,ids=1") -> list[debug.State]:
-        return debug.switch(self.server.pid, on=on, spec=spec, file=str(self.file))
+        states = debug.switch(self.server.pid, on=on, spec=spec, file=str(self.file))
+        until = time.monotonic() + 60  # a machine with other work may take longer than a command waits
+        while any(state.on is not on for state in states) and time.monotonic() < until:
+            time.sleep(0.2)
+            states = debug.states(self.server.pid)
+        return states
 
     def lines(self) -> list[dict]:
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []

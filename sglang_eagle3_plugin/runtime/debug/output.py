@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ from typing import Any
 NAME = "sglang_eagle3_plugin"
 logger = logging.getLogger(NAME)
 
+_STANDARD = 3
+"""Descriptors below are the standard streams'."""
 _LARGEST_FILE = 256 << 20
 """Bytes after which no more is written to the JSON file: a debug left on must not fill a disk."""
 
@@ -94,6 +97,9 @@ def to_logger(level: int, text: str) -> None:
 def _open(path: Path) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
+    if descriptor < _STANDARD:  # a closed stderr's number: what is written to stderr must not end up here
+        opened, descriptor = descriptor, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STANDARD)
+        os.close(opened)
     found = os.fstat(descriptor)
     why = (
         "it is no regular file"

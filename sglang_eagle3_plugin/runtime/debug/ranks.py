@@ -59,7 +59,7 @@ class Ranks:
         found = []
         for rank, path in enumerate(self._files[1:], start=1):
             theirs = _read(path)
-            for key in theirs.keys() & self._mine.keys():
+            for key in [one for one in self._mine if one in theirs]:
                 once = f"{rank} {key}"
                 if once not in self._done:
                     self._done[once] = None

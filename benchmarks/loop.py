@@ -1,6 +1,6 @@
 """The whole loop, without a GPU: a target that learnt real text, dump, export, draft, served; then miswired, told and predicted.
 
-    python benchmarks/loop.py WORK [--release 0.5.9] [--target-steps 700] [--draft-steps 300] [--texts 240] [--held-out 48]
+    python benchmarks/loop.py WORK [--release 0.5.9] [--target-steps 700] [--draft-steps 300] [--texts 240] [--held-out 16]
 
 Each stage leaves its figures in WORK/figures.json and is passed over when they are there: run it again and it goes on. WORK/target
 and WORK/draft are ordinary checkpoints afterwards. The engine is the unmodified release of the rig, on the CPU.
@@ -166,7 +166,7 @@ def main():
     parser.add_argument("--draft-steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=1, help="Of torch; more than idle cores are slower than one.")
     parser.add_argument("--texts", type=int, default=240)
-    parser.add_argument("--held-out", type=int, default=48)
+    parser.add_argument("--held-out", type=int, default=16)
     Loop(parser.parse_args()).run()
     return 0
 

@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_eagle3_plugin import __version__
+from sglang_eagle3_plugin import __version__, procfs
 from sglang_eagle3_plugin.settings import runtime_directory
 
 if TYPE_CHECKING:
@@ -107,12 +107,9 @@ def said_by_a_relative(patch_id: str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot (field 22 of /proc/PID/stat), or None: tells a reused pid."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-        return int(after_name.split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    """When a process began, in clock ticks since boot, or None: tells a reused pid."""
+    found = procfs.stat(pid)
+    return None if found is None else found.started
 
 
 def _contents(ledger: Ledger) -> dict[str, Any]:

@@ -5,25 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-PROC = Path("/proc")
+from sglang_eagle3_plugin.procfs import PROC, Stat, everyone, stat
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 _DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
-
-
-@dataclass(frozen=True)
-class _Stat:
-    comm: str
-    state: str
-    parent: int
-    started: int
-    """In clock ticks since the machine started: tells a process from a later one with its number."""
-    status: int
-    """The wait status of a zombie, 0 where it may not be read."""
 
 
 class ProcessWatch:
@@ -31,7 +20,7 @@ class ProcessWatch:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        first = _stat(pid)
+        first = stat(pid)
         self._started = first.started if first else None
         self._cgroup = _oom_file(pid)
         self._kills_before = self._kills()
@@ -46,7 +35,7 @@ class ProcessWatch:
 
     def death(self) -> str:
         """Return how the server died, in a few words, or an empty string while it lives."""
-        own = _stat(self.pid)
+        own = stat(self.pid)
         if own is None or own.started != self._started:
             return f"process {self.pid} has gone{self._memory(None)}"
         if own.state in "ZX":
@@ -64,11 +53,11 @@ class ProcessWatch:
         """Whether the kernel has killed anything for memory, in the server's cgroup or on the machine, since the watch began."""
         return self._kills() > self._kills_before
 
-    def _ended(self, stat: _Stat) -> str:
-        if os.WIFSIGNALED(stat.status):
-            number = os.WTERMSIG(stat.status)
+    def _ended(self, one: Stat) -> str:
+        if os.WIFSIGNALED(one.status):
+            number = os.WTERMSIG(one.status)
             return f"was killed by signal {number}{_signal_name(number)}{self._memory(number)}"
-        return f"ended with status {os.WEXITSTATUS(stat.status)}"
+        return f"ended with status {os.WEXITSTATUS(one.status)}"
 
     def _memory(self, number: int | None) -> str:
         if number not in (None, signal.SIGKILL):
@@ -89,19 +78,9 @@ def _signal_name(number: int) -> str:
         return ""
 
 
-def _stat(pid: int) -> _Stat | None:
-    # proc(5): the name may hold blanks and brackets, so the fields are counted from its closing one.
-    try:
-        head, _, tail = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")
-        fields = tail.split()
-        return _Stat(head.partition("(")[2], fields[0], int(fields[1]), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0)
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _below(pid: int) -> dict[int, _Stat]:
-    stats = {int(entry.name): stat for entry in PROC.iterdir() if entry.name.isdigit() and (stat := _stat(int(entry.name)))}
-    found: dict[int, _Stat] = {}
+def _below(pid: int) -> dict[int, Stat]:
+    stats = dict(everyone())
+    found: dict[int, Stat] = {}
     parents = {pid}
     while parents:
         children = {child: stat for child, stat in stats.items() if stat.parent in parents and child not in found}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from sglang_eagle3_plugin.errors import UserError
-
-PROC = Path("/proc")
+from sglang_eagle3_plugin.procfs import PROC, everyone
 
 
 def tree(pid: int) -> list[int]:
@@ -18,7 +16,7 @@ def tree(pid: int) -> list[int]:
     Raises:
         UserError: there is no such process.
     """
-    parents = dict(_parents())
+    parents = {child: stat.parent for child, stat in everyone()}
     if pid not in parents:
         raise UserError(f"there is no process {pid} on this machine; give the pid of a running SGLang server")
     top = pid
@@ -75,7 +73,7 @@ def listening_on(url: str) -> int:
     if port is None:
         raise UserError(f"{url!r} names no port; give the server's address like http://127.0.0.1:30000")
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    for pid, _ in _parents():
+    for pid, _ in everyone():
         try:
             if any(str(fd.readlink()) in sockets for fd in (PROC / str(pid) / "fd").iterdir()):
                 return pid
@@ -84,15 +82,6 @@ def listening_on(url: str) -> int:
     raise UserError(
         f"no process of yours on this machine listens on port {port}; run this where the server runs, as its user, or give --pid"
     )
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                yield int(entry.name), int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
 
 
 def _listening_inodes(port: int) -> Iterator[str]:

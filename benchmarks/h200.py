@@ -1,10 +1,11 @@
 """Decode throughput on one GPU, CUDA graphs on: baseline, EAGLE-3, the plugin installed and not, debug, dump, graphs off. One run.
 
-    python benchmarks/h200.py OUT.json [--models DIR] [--rounds 40] [--tokens 512]
+    python benchmarks/h200.py OUT.json [--models DIR] [--rounds 24] [--tokens 512]
 
 Needs a CUDA device, SGLang and this plugin. Every configuration is an engine of its own that stays up; they generate in turn, one
-at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. Two
-engines of one configuration differ by more than the plugin costs, so that pair is measured with two engines on either side.
+at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. The
+others are stopped meanwhile (SIGSTOP): an idle scheduler keeps a core busy. Two engines of one configuration differ by more than
+the plugin costs, so that pair is measured with two engines on either side.
 
 The models (`big_models.py`) are made where DIR lacks them. "Not installed" takes the plugin off the path of that engine; where it
 lies in the environment itself, EAGLE3_PLUGIN=0 stands for that, and the answer says so.
@@ -13,8 +14,10 @@ lies in the environment itself, EAGLE3_PLUGIN=0 stands for that, and the answer 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,21 +31,8 @@ from typing import Any
 
 import big_models
 
-ARGUMENTS = {
-    "device": "cuda",
-    "dtype": "bfloat16",
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "skip_tokenizer_init": True,
-    "enable_multimodal": False,
-    "disable_radix_cache": True,
-    "mem_fraction_static": 0.9,
-    "max_total_tokens": 16384,
-    "max_running_requests": 8,
-    "context_length": 4096,
-    "log_level": "error",
-}
+from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS
+
 EAGLE3 = {
     "speculative_algorithm": "EAGLE3",
     "speculative_num_steps": 3,
@@ -121,7 +111,13 @@ class Running:
 
     def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
         one = CONFIGURATIONS[name]
-        engine = ARGUMENTS | json.loads(options.engine) | {"model_path": str(options.models / "target")} | one.arguments
+        engine = (
+            CUDA_ARGUMENTS
+            | {"dtype": "bfloat16", "log_level": "error"}
+            | json.loads(options.engine)
+            | {"model_path": str(options.models / "target")}
+            | one.arguments
+        )
         if one.draft:
             engine |= EAGLE3 | {"speculative_draft_model_path": str(options.models / one.draft)}
         place = scratch / f"{list(CONFIGURATIONS).index(name)}-{number}"
@@ -157,6 +153,29 @@ class Running:
         rate, self.accepted = json.loads(self.answers.readline())
         return float(rate)
 
+    def _signal(self, number: int) -> None:
+        """To all processes of the engine, children first."""
+        import psutil
+
+        own = psutil.Process(self.process.pid)
+        for one in [*own.children(recursive=True), own]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def turn(self, tokens: int) -> float:
+        """Generate while every other engine is stopped; the first tokens after the stop don't count."""
+        self._signal(signal.SIGCONT)
+        self.generate(64)
+        rate = self.generate(tokens)
+        self.pause()
+        return rate
+
 
 def start(options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
     """Start every engine: one without and one with a draft first, which fill the kernels' caches, then the others."""
@@ -178,12 +197,14 @@ def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> d
     """Rates by configuration and round: the mean of its engines; None in a round that it sat out."""
     for one in (one for engines in running.values() for one in engines):
         one.generate(64)
+    for one in (one for engines in running.values() for one in engines):
+        one.pause()
     rates: dict[str, list[float | None]] = {name: [] for name in running}
     for number in range(options.rounds):
         names = list(running) if number % 2 else list(reversed(running))
         for name in names:
             sits_out = CONFIGURATIONS[name].seldom and number % SELDOM
-            found = [] if sits_out else [one.generate(options.tokens) for one in running[name]]
+            found = [] if sits_out else [one.turn(options.tokens) for one in running[name]]
             rates[name].append(statistics.mean(found) if found else None)
     return rates
 
@@ -213,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "eagle3-big-models"))
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--engine", default="{}", help="further engine arguments, JSON")
     big_models.options(parser)
@@ -228,11 +249,11 @@ def main() -> None:
         running = start(options, Path(scratch))
         try:
             rates = measure(running, options)
-            dumped = sum(len(list(Path(scratch).rglob(pattern))) for pattern in ("*.safetensors*", "*.bin"))
+            dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))
             lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
         finally:
             for one in (one for engines in running.values() for one in engines):
-                one.process.kill()
+                one.kill()
     from importlib.metadata import version
 
     import torch

@@ -48,6 +48,23 @@ ENGINE_ARGUMENTS: dict[str, Any] = {
     "log_level": "info",
 }
 
+CUDA_ARGUMENTS: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "float16",  # SGLang's CUDA norms take no float32, and labels of a bfloat16 are too coarse for the drafts' exact sums
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "skip_tokenizer_init": True,
+    "enable_multimodal": False,
+    "disable_radix_cache": True,
+    "mem_fraction_static": 0.9,
+    "max_total_tokens": 16384,
+    "max_running_requests": 8,
+    "context_length": 4096,
+    "log_level": "info",
+}
+"""On a machine with a GPU: what `tests/gpu` and `benchmarks/h200.py` serve with; no kernels but SGLang's own and Triton's."""
+
 # (releases, arguments, why)
 ARGUMENTS_BY_RELEASE: tuple[tuple[SpecifierSet, dict[str, Any], str], ...] = (
     (

@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError:  # the machine with the device may have no pytest
     pass
 
-from sglang_eagle3_plugin.rig import models
+from sglang_eagle3_plugin.rig import engine, models
 
 BOUNDARIES = (3, 5, 6)
 PROMPTS = [[17, 34, 51, 68, 85], *([200 - i, 3 + i, 77] for i in range(7))]
@@ -31,25 +31,14 @@ CLOSE = 5e-3
 
 
 def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
-    return {
+    return engine.CUDA_ARGUMENTS | {
         "model_path": str(target),
         "speculative_draft_model_path": str(draft),
         "speculative_algorithm": "EAGLE3",
         "speculative_num_steps": 3,
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": 4,
-        "device": "cuda",
-        "dtype": "float16",
-        "attention_backend": "triton",
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "skip_tokenizer_init": True,
-        "enable_multimodal": False,
-        "disable_radix_cache": True,
         "mem_fraction_static": 0.3,
-        "max_total_tokens": 16384,
-        "max_running_requests": 8,
-        "context_length": 2048,
         "disable_cuda_graph": not graphs,
         "log_level": "warning",
     }
@@ -62,11 +51,11 @@ def serve(request_path: str) -> None:
     from sglang_eagle3_plugin.server import debug
 
     request = json.loads(Path(request_path).read_text())
-    engine = sglang.Engine(**request["engine"])
+    served = sglang.Engine(**request["engine"])
 
     def generate(prompts: list, tokens: int) -> list:
         sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
-        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        outputs = served.generate(input_ids=prompts, sampling_params=sampling)
         return [output["output_ids"] for output in outputs]
 
     def switch(spec: str | None, file: str | None = None) -> None:
@@ -82,7 +71,7 @@ def serve(request_path: str) -> None:
     switch(None)
     result = {"tokens": tokens, "after": generate(PROMPTS, 16)}
     Path(request["result"]).write_text(json.dumps(result))
-    engine.shutdown()
+    served.shutdown()
     os._exit(0)
 
 

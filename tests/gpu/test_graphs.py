@@ -2,7 +2,6 @@
 
 Runs where SGLang is installed beside this plugin: ``pytest -m gpu tests/gpu``. The labelled draft of the rig answers right only
 when each of its slots carries the boundary it was made for, so acceptance num_steps + 1 proves the wiring of every replayed pass.
-In float16: SGLang's CUDA norms take no float32, and the labels of a bfloat16 are too coarse for the drafts' exact sums.
 """
 
 from __future__ import annotations
@@ -23,20 +22,7 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 3
 NEW_TOKENS = 33
-ARGUMENTS = {
-    "device": "cuda",
-    "dtype": os.environ.get("EAGLE3_GPU_DTYPE", "float16"),
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "skip_tokenizer_init": True,
-    "enable_multimodal": False,
-    "disable_radix_cache": True,
-    "mem_fraction_static": 0.9,
-    "max_total_tokens": 8192,
-    "max_running_requests": 8,
-    "context_length": 2048,
-    "log_level": "info",
+SPECULATIVE = {
     "speculative_algorithm": "EAGLE3",
     "speculative_num_steps": STEPS,
     "speculative_eagle_topk": 1,
@@ -55,6 +41,7 @@ CASES = {
     "both edges, kimi": ("kimi-k25", (0, 4, 8), None, "output", {}),
     "both edges, llama": ("llama", (0, 4, 8), None, "output", {}),
     "both edges, qwen3 moe": ("qwen3-moe", (0, 4, 8), None, "output", {}),
+    "both edges, compiled prefill asked for": ("llama", (0, 4, 8), None, "output", {"GPU_TEST_PREFILL": "tc_piecewise"}),
     "five slots": ("llama", (1, 2, 4, 6, 7), None, "output", {}),
 }
 # The same with the target's layers split over two GPUs: a captured state must be whole on both.
@@ -69,11 +56,16 @@ def run(root: Path, name: str) -> dict:
     family, boundaries, ids, convention, extra = (CASES | ON_TWO)[name]
     split = {"tp_size": 2, "disable_custom_all_reduce": True} if name in ON_TWO else {}
     place = Path(tempfile.mkdtemp(dir=root))
+    prefill = {"cuda_graph_backend_prefill": extra["GPU_TEST_PREFILL"]} if "GPU_TEST_PREFILL" in extra else {}
     target = models.target(place / "target", family)
     draft = models.draft(place / "draft", target, boundaries, ids=ids, convention=convention)
     (place / "records").mkdir(mode=0o700)
     request = {
-        "engine": ARGUMENTS | split | {"model_path": str(target.path), "speculative_draft_model_path": str(draft)},
+        "engine": engine.CUDA_ARGUMENTS
+        | SPECULATIVE
+        | split
+        | prefill
+        | {"model_path": str(target.path), "speculative_draft_model_path": str(draft)},
         "prompts": engine.PROMPTS,
         "sampling_params": {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True},
         "return_hidden_states": False,

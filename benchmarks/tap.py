@@ -6,8 +6,7 @@ A round is a prefill and ten decode steps (batch 4) for each of three arms, in a
 SGLang's own capture, the generic tap; three boundaries. What is taken is the CPU time of the thread that runs the pass, the second
 one after each switch, with one thread for torch, so that other work on the machine counts less. A ratio is the median of the
 neighbours' own ratios; its interval is that of the median (binomial, 95 %). Without a GPU and its graphs the hooks' Python runs at
-every pass, which under graphs it doesn't, so this is the tap's worst case. The environment must have the plugin (`sglang-eagle3
-demo` builds one).
+every pass, which under graphs it doesn't, so this is the tap's worst case.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 def outside(release: str, rounds: int, tokens: int) -> int:
     """Make the target, run the inside in the release's environment, print the table."""
-    from sglang_eagle3_plugin.rig import engine, families
+    from sglang_eagle3_plugin.rig import engine, families, installing
     from sglang_eagle3_plugin.rig.environments import ensure
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -55,7 +54,9 @@ def outside(release: str, rounds: int, tokens: int) -> int:
         request.write_text(json.dumps({"arguments": arguments, "rounds": rounds, "tokens": tokens}), encoding="utf-8")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EAGLE3_", "PYTHON"))}
         variables = {**inherited, **engine.ENVIRONMENT, "PYTHONPATH": str(engine.SITE), "EAGLE3_RUNTIME_DIR": scratch}
-        argv = [str(ensure(release).python), __file__, "--inside", str(request)]
+        environment = ensure(release)
+        installing.install_plugin(environment)
+        argv = [str(environment.python), __file__, "--inside", str(request)]
         done = subprocess.run(argv, env=variables, capture_output=True, text=True)
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
     if line is None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang_eagle3_plugin.rig import engine, families
+from sglang_eagle3_plugin.rig import engine, families, installing
 from sglang_eagle3_plugin.rig.environments import ensure
 from tests.engine.prefill import BOUNDARIES, IDS
 
@@ -62,6 +62,7 @@ def facts(name: str, result: engine.EngineResult, prompts: tuple[tuple[int, ...]
 
 if __name__ == "__main__":
     release, *names = sys.argv[1:]
+    installing.install_plugin(ensure(release))
     for name in names:
         with tempfile.TemporaryDirectory() as scratch:
             one = spec(Path(scratch), name)

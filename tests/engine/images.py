@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang_eagle3_plugin.rig import engine, families, pictures
+from sglang_eagle3_plugin.rig import engine, families, installing, pictures
 from sglang_eagle3_plugin.rig.environments import ensure
 from tests.engine.prefill import BOUNDARIES, IDS
 
@@ -72,6 +72,7 @@ def facts(directory: Path, run: Callable[[engine.EngineSpec], engine.EngineResul
 
 if __name__ == "__main__":
     release = sys.argv[1]
+    installing.install_plugin(ensure(release))
     with tempfile.TemporaryDirectory() as scratch:
         row = facts(Path(scratch), lambda spec: engine.run(ensure(release), spec))
     data = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {"runs": []}

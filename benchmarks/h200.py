@@ -31,8 +31,6 @@ from typing import Any
 
 import big_models
 
-from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS
-
 EAGLE3 = {
     "speculative_algorithm": "EAGLE3",
     "speculative_num_steps": 3,

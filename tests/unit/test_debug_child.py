@@ -60,8 +60,8 @@ def step(number: int, zeroed: bool = False) -> Arrived:
                 flat.extend(table[row])
         flat.extend([1.0, -2.0] * 3)
         flat.extend(extra)
-    verify = ("target verify", True, 4, 24, "bfloat16", 3, ["a", "b"], None, 4, 2, [])
-    extend = ("draft extend", True, 2, 24, "bfloat16", 3, ["a", "b"], [1, 1], 2, 2, [("accepted", 2)])
+    verify = ("target verify", True, 4, 24, "bfloat16", 3, ["a", "b"], None, 4, 2, -1, [])
+    extend = ("draft extend", True, 2, 24, "bfloat16", 3, ["a", "b"], [1, 1], 2, 2, -1, [("accepted", 2)])
     return (number, [verify, extend], flat.tobytes())
 
 
@@ -276,18 +276,22 @@ def test_a_child_that_lags_costs_steps_and_no_memory_and_is_ended(worker, monkey
     assert tap.failures == {}
 
 
-def test_twenty_toggles_leave_no_process_and_no_handle(worker, place):
+def test_twenty_toggles_leave_no_process_no_handle_and_no_file(worker):
     made, _ = worker()
-    gc.collect()
+    mine = control.lines_for(os.getpid())
+    gc.collect()  # what other tests left open is closed before, not in between
     before, had = len(os.listdir("/proc/self/fd")), children()
     for serial in range(40):
-        control.write(control.Command(os.getpid(), records.start_time(os.getpid()), serial, serial % 2 == 0, "1"))
+        on = serial % 2 == 0
+        control.write(control.Command(os.getpid(), records.start_time(os.getpid()), serial, on, "1", str(mine)))
         made._obey()
-        assert len(children()) == len(had) + (serial % 2 == 0)
+        assert len(children()) == len(had) + on
+        assert mine.exists() == on
         if made._debug:
             made._debug.arrived.append(step(serial))
     assert len(os.listdir("/proc/self/fd")) <= before
     assert children() == had
+    assert tap.consumers == ()
 
 
 def test_the_status_comes_back_into_the_record(worker, place):
@@ -328,6 +332,22 @@ def test_the_child_imports_neither_torch_nor_sglang_nor_the_command_line():
     names = {name.partition(".")[0] for name in modules}
     assert names <= set(sys.stdlib_module_names) | {"__main__", "sglang_eagle3_plugin"}
     assert "subprocess" not in names
+
+
+def test_passes_put_aside_read_as_those_measured_by_themselves():
+    number, passes, data = step(4)
+    alone, values = array("f"), array("f")
+    values.frombytes(data)
+    # The same two passes: rows of one slot each, norms of both, then means, then first values of every row.
+    verify, extend = values[:30], values[30:-2]
+    alone.extend(values[-2:])
+    for at, end in ((0, 1), (1, 2)):
+        alone.extend([*verify[at * 12 : end * 12], *extend[at * 6 : end * 6]])
+    for one, rows in ((verify, 12), (extend, 6)):
+        firsts = one[2 * rows :].tolist()
+        alone.extend(firsts + [99.0] * (2 * rows - len(firsts)))
+    aside = [(*one[:10], at, one[11]) for one, at in zip(passes, (0, 12), strict=True)]
+    assert list(reports((number, aside, alone.tobytes()), LABELS)) == list(reports((number, passes, data), LABELS))
 
 
 def test_messages_survive_being_cut_anywhere():

@@ -19,7 +19,9 @@ Plain values that `marshal` takes: this is also how a step reaches the process t
 class Pass(NamedTuple):
     """One pass of a step, as known on the host.
 
-    Measured values follow those of the pass before: norms (rows, S), means (rows, S), first values (S, V), then each of ``extra``.
+    A pass was put aside (``staged`` is not negative) or measured by itself. What was measured of a step: pass by pass, the norms
+    (rows, S), means (rows, S) and first values (S, V) of one measured by itself, and each of ``extra``; then norms (R), means (R)
+    and first values (R, V) of the R rows, each of one slot, that were put aside.
 
     Attributes:
         name: ``target prefill``, ``target verify``, ``target decode``, ``draft extend`` or ``draft decode``.
@@ -32,6 +34,7 @@ class Pass(NamedTuple):
         lengths: rows of each of them as the batch has it, or None.
         rows: how many rows were measured: N, or those of the requests asked for.
         values: V, first values of each slot's first row.
+        staged: its first one of the R rows; -1: it was measured by itself.
         extra: (name, how many values) of what else was brought along.
     """
 
@@ -45,6 +48,7 @@ class Pass(NamedTuple):
     lengths: list[int] | None
     rows: int
     values: int
+    staged: int
     extra: list[tuple[str, int]]
 
 
@@ -53,12 +57,14 @@ def reports(step: Arrived, labels: Labels) -> Iterator[dict[str, Any]]:
     number, passes, data = step
     values = array("f")
     values.frombytes(data)
-    at = 0
+    together = [one for one in map(Pass._make, passes) if one.staged >= 0]
+    aside = sum(one.rows * one.slots for one in together)
+    at, block = 0, len(values) - sum(one.rows * one.slots * (2 + one.values) for one in together)
     emitted: Measures | None = None
     prefill = False
     for index, fields in enumerate(passes):
-        one = Pass(*fields)
-        measures, at = _measures(one, values, at)
+        one = Pass._make(fields)
+        measures, at = _measures(one, values, at, block, aside)
         if one.name.startswith("target"):
             emitted, prefill = measures, one.name == "target prefill"
         spans = spans_of(one.requests, one.lengths, one.tokens)
@@ -86,14 +92,19 @@ def spans_of(requests: list[str] | None, lengths: list[int] | None, rows: int) -
     return tuple(spans)
 
 
-def _measures(one: Pass, values: array[float], at: int) -> tuple[Measures, int]:
-    """The measures of a pass that begin at an offset, and where they end."""
-    norm = _rows(values, at, one.rows, one.slots)
-    at += one.rows * one.slots
-    mean = _rows(values, at, one.rows, one.slots)
-    at += one.rows * one.slots
-    first = _rows(values, at, one.slots, one.values)
-    at += one.slots * one.values
+def _measures(one: Pass, values: array[float], at: int, block: int, aside: int) -> tuple[Measures, int]:
+    """The measures of a pass, what was measured by itself from an offset on; and where that ends."""
+    if one.staged >= 0:
+        norm = _rows(values, block + one.staged, one.rows, one.slots)
+        mean = _rows(values, block + aside + one.staged, one.rows, one.slots)
+        first = _rows(values, block + 2 * aside + one.staged * one.values, one.slots, one.values)
+    else:
+        norm = _rows(values, at, one.rows, one.slots)
+        at += one.rows * one.slots
+        mean = _rows(values, at, one.rows, one.slots)
+        at += one.rows * one.slots
+        first = _rows(values, at, one.slots, one.values)
+        at += one.slots * one.values
     extra = {}
     for name, length in one.extra:
         extra[name] = values[at : at + length].tolist()

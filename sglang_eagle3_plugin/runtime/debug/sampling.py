@@ -114,7 +114,7 @@ class Debug:
             states = getattr(output.logits_output, "hidden_states", None)
         else:
             states = getattr(batch.spec_info, "hidden_states", None)
-        if states is None or states.dim() != 2 or not len(states):
+        if states is None or states.dim() != 2 or not states.shape[0]:
             return
         requests = tap.request_ids(batch)
         spec = self.spec
@@ -137,7 +137,7 @@ class Debug:
             requests=requests,
             lengths=[int(length) for length in lengths] if isinstance(lengths, list | tuple) else None,
             chosen=spec.requests,
-            extra=self._extra(step, name, runner, batch, output, len(states), requests),
+            extra=self._extra(step, name, runner, batch, output, states.shape[0], requests),
         )
         if not self._counted:
             self._counted = True

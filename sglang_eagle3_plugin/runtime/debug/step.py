@@ -2,7 +2,8 @@
 
 Each row (token) of each slot becomes a norm and a mean, on the device; those and a few first values are all that is copied. Nothing
 here waits for the device: the copy goes to pinned memory, an event behind it, and a later step asks whether the event has passed.
-All of it runs on the thread that serves, so it does as little as it can: buffers and their views are used again and again.
+All of it runs on the thread that serves, so it does as little as it can: buffers and their views are used again and again, and the
+passes of a decode step are put aside one by one (the next replay overwrites what this one gave) to be reduced together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _EMBEDDED_ROWS = 64
 """Rows of a prefill whose embeddings are looked up again."""
 _IDS_ROWS = 65536
 """Tokens of a prefill that are kept to see whether the draft's follow them."""
-_FLOATS = 2048
+_STAGED_ROWS = 256
+"""Rows of H values that one step may put aside: 4 MiB where H is 4096. A larger pass is measured where it lies."""
+_FLOATS = 4096
 """Of a fresh buffer; one that is too small for its step grows, and stays large."""
 _VIEWS = 64
 """Views kept of one buffer: a decode step's passes are as large as those of the step before."""
@@ -49,16 +52,16 @@ class Buffers:
         self.address: int = self.host.data_ptr()
         self._views: dict[tuple[int, ...], tuple[Any, ...]] = {}
 
-    def views(self, offset: int, rows: int, slots: int, values: int) -> tuple[Any, ...]:
-        """Views for norms (rows, slots), means (rows, slots) and first values (slots, values), one behind the other."""
-        key = (offset, rows, slots, values)
+    def views(self, offset: int, rows: int, slots: int, firsts: int, values: int) -> tuple[Any, ...]:
+        """Views for norms (rows, slots), means (rows, slots) and first values (firsts, values), one behind the other."""
+        key = (offset, rows, slots, firsts, values)
         found = self._views.get(key)
         if found is None:
             mean, first = offset + rows * slots, offset + 2 * rows * slots
             found = (
                 self.flat[offset:mean].view(rows, slots),
                 self.flat[mean:first].view(rows, slots),
-                self.flat[first : first + slots * values].view(slots, values),
+                self.flat[first : first + firsts * values].view(firsts, values),
             )
             self._keep(key, found)
         return found
@@ -70,12 +73,53 @@ class Buffers:
         if found is None:
             found = (self.host[:length], self.flat[:length])
             self._keep(key, found)
-        found[0].copy_(found[1], non_blocking=True)
+        found[0].copy_(found[1], non_blocking=self.event is not None)
 
     def _keep(self, key: tuple[int, ...], views: tuple[Any, ...]) -> None:
         if len(self._views) >= _VIEWS:
             self._views.clear()
         self._views[key] = views
+
+
+class Stage:
+    """Where a step puts rows aside, in float32, to be measured together. One a stream, whose order keeps the steps apart.
+
+    Args:
+        ring: whose it is.
+        device: of the states.
+        width: H.
+    """
+
+    def __init__(self, ring: Ring, device: Any, width: int) -> None:
+        self.width = width
+        self._ring = ring
+        with ring.torch.inference_mode(False):
+            self._rows = ring.torch.empty((_STAGED_ROWS, width), dtype=ring.float32, device=device)
+        self._places: dict[tuple[int, int, int], Any] = {}
+        self._used: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def put(self, at: int, rows: Any, count: int, slots: int) -> None:
+        """Enqueue the copy of ``rows`` (count, slots * H) to our rows from ``at`` on."""
+        key = (at, count, slots)
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= _VIEWS:
+                self._places.clear()
+            place = self._places[key] = self._rows[at : at + count * slots].view(count, slots * self.width)
+        place.copy_(rows)
+
+    def measure(self, rows: int, values: int, into: tuple[Any, ...]) -> None:
+        """Enqueue the measures of our first rows, into views as :meth:`Buffers.views` makes them."""
+        key = (rows, values)
+        used = self._used.get(key)
+        if used is None:
+            if len(self._used) >= _VIEWS:
+                self._used.clear()
+            used = self._used[key] = (self._rows[:rows], self._rows[:rows, :values])
+        norm, mean, first = into
+        self._ring.norm(used[0], dim=-1, keepdim=True, out=norm)
+        self._ring.mean(used[0], -1, True, out=mean)
+        first.copy_(used[1])
 
 
 class Ring:
@@ -92,6 +136,7 @@ class Ring:
         # The stream as a number; `current_stream` makes two objects to say it.
         self._raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._free: dict[tuple[int, int], list[Buffers]] = {}
+        self._stages: dict[tuple[int, int], Stage] = {}
 
     def key(self, states: Any) -> tuple[int, int]:
         """Device and stream on which these states come; (-1, 0) where there are no streams."""
@@ -111,6 +156,13 @@ class Ring:
         free = self._free.get(key)
         return free.pop() if free else Buffers(self, states.device, key, _FLOATS)
 
+    def stage(self, states: Any, key: tuple[int, int], width: int) -> Stage | None:
+        """The stage of a key, for rows of this width; None where it has rows of another one."""
+        stage = self._stages.get(key)
+        if stage is None:
+            stage = self._stages[key] = Stage(self, states.device, width)
+        return stage if stage.width == width else None
+
     def give(self, buffers: Buffers) -> None:
         """Take buffers back whose measures have been read."""
         self._free.setdefault(buffers.key, []).append(buffers)
@@ -124,7 +176,7 @@ class Step:
         ring: where its buffers come from.
     """
 
-    __slots__ = ("_buffers", "_ring", "_size", "key", "number", "passes", "target_ids")
+    __slots__ = ("_buffers", "_ring", "_size", "_stage", "_staged", "_values", "key", "number", "passes", "target_ids")
 
     def __init__(self, number: int, ring: Ring) -> None:
         self.number = number
@@ -137,6 +189,8 @@ class Step:
         self._ring = ring
         self._buffers: Any = None
         self._size = 0
+        self._stage: Stage | None = None
+        self._staged = self._values = 0
 
     def measure(
         self,
@@ -172,59 +226,71 @@ class Step:
         if chosen and (spans := spans_of(requests, lengths, tokens)) is not None:
             rows = ring.torch.cat([states[first:last] for rid, first, last in spans if rid in chosen])
             count = len(rows)
-        values = min(values, width // slots)
-        offset = self._size
-        brought = offset + (2 * count + values) * slots
-        self._size = brought + sum(tensor.numel() for _, tensor in extra) if extra else brought
-        buffers = self._buffers
-        if buffers is None:
+        wide = width // slots
+        values = min(values, wide)
+        if self._buffers is None:
             self.key = key
-            buffers = self._buffers = ring.take(states, key)
-        if self._size > buffers.size:
-            buffers = self._grow(states, offset)
-        norm, mean, first = buffers.views(offset, count, slots, values)
-        split = rows.reshape(count, slots, width // slots)
-        if count <= _CHUNK_ROWS:
-            ring.norm(split, dim=-1, dtype=ring.float32, out=norm)
-            ring.mean(split, -1, dtype=ring.float32, out=mean)
+            self._buffers = ring.take(states, key)
+        staged = -1
+        if self._staged + count * slots <= _STAGED_ROWS and (stage := ring.stage(states, key, wide)) is not None:
+            staged = self._staged
+            stage.put(staged, rows, count, slots)
+            self._stage, self._values = stage, values
+            self._staged += count * slots
         else:
-            for part, its_norm, its_mean in zip(*(one.split(_CHUNK_ROWS) for one in (split, norm, mean)), strict=True):
-                ring.norm(part, dim=-1, dtype=ring.float32, out=its_norm)
-                ring.mean(part, -1, dtype=ring.float32, out=its_mean)
-        first.copy_(split[0, :, :values])
-        lengths_of_extra = []
-        for key_of, tensor in extra:
-            length = tensor.numel()
-            buffers.flat[brought : brought + length].copy_(tensor.reshape(-1))
-            lengths_of_extra.append((key_of, length))
-            brought += length
+            self._measure_here(rows.reshape(count, slots, wide), count, slots, values)
+        brought = []
+        for name_of, tensor in extra:
+            at, length = self._size, tensor.numel()
+            self._size += length
+            self._room(at)
+            self._buffers.flat[at : at + length].copy_(tensor.reshape(-1))
+            brought.append((name_of, length))
         dtype = ring.dtypes.get(states.dtype)
         if dtype is None:
             dtype = ring.dtypes[states.dtype] = str(states.dtype).removeprefix("torch.")
-        self.passes.append((name, graph, tokens, width, dtype, slots, requests, lengths, count, values, lengths_of_extra))
+        self.passes.append((name, graph, tokens, width, dtype, slots, requests, lengths, count, values, staged, brought))
 
-    def _grow(self, states: Any, used: int) -> Any:
-        """Larger buffers, with what has been measured already; the small ones are dropped, on the stream they were made on."""
-        small, key = self._buffers, self._buffers.key
-        large = self._buffers = Buffers(self._ring, states.device, key, 1 << (self._size - 1).bit_length())
-        if used:
-            large.flat[:used].copy_(small.flat[:used])
-        return large
+    def _measure_here(self, split: Any, count: int, slots: int, values: int) -> None:
+        ring, at = self._ring, self._size
+        self._size += (2 * count + values) * slots
+        self._room(at)
+        norm, mean, first = self._buffers.views(at, count, slots, slots, values)
+        chunks = zip(*(one.split(_CHUNK_ROWS) for one in (split, norm, mean)), strict=True)
+        for part, its_norm, its_mean in chunks if count > _CHUNK_ROWS else ((split, norm, mean),):
+            ring.norm(part, dim=-1, dtype=ring.float32, out=its_norm)
+            ring.mean(part, -1, dtype=ring.float32, out=its_mean)
+        first.copy_(split[0, :, :values])
+
+    def _room(self, used: int) -> None:
+        """See that the buffers hold our size; larger ones get what has been measured, the small ones go, on their own stream."""
+        small = self._buffers
+        if self._size > small.size:
+            large = self._buffers = Buffers(self._ring, small.flat.device, small.key, 1 << (self._size - 1).bit_length())
+            if used:
+                large.flat[:used].copy_(small.flat[:used])
 
     def send(self) -> None:
-        """Enqueue the one copy to the host. From any thread; on the stream of the measures."""
+        """Enqueue the reductions that were put off, and the one copy to the host. From any thread; on the stream of the passes."""
         self.target_ids = None
         buffers = self._buffers
-        if buffers.event is None:
-            if buffers.host is not buffers.flat:
-                buffers.host[: self._size].copy_(buffers.flat[: self._size])  # a device without CUDA's streams: this waits
-        elif self._ring.stream(buffers.key[0]) == buffers.key[1]:
-            buffers.copy(self._size)
-            buffers.event.record(buffers.stream)
+        if buffers.event is None or self._ring.stream(buffers.key[0]) == buffers.key[1]:
+            self._enqueue()
         else:
             with self._ring.torch.cuda.stream(buffers.stream):
-                buffers.copy(self._size)
-                buffers.event.record(buffers.stream)
+                self._enqueue()
+
+    def _enqueue(self) -> None:
+        if self._stage is not None:
+            at, rows, values = self._size, self._staged, self._values
+            self._size += rows * (2 + values)
+            self._room(at)
+            self._stage.measure(rows, values, self._buffers.views(at, rows, 1, rows, values))
+        buffers = self._buffers
+        if buffers.host is not buffers.flat:
+            buffers.copy(self._size)  # where there are no CUDA streams, this waits
+        if buffers.event is not None:
+            buffers.event.record(buffers.stream)
 
     def arrived(self) -> bool:
         """Whether the copy is here; never waits."""

@@ -108,6 +108,8 @@ class Running:
     """One engine."""
 
     def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
+        from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS  # not at the top: some workers have no plugin
+
         one = CONFIGURATIONS[name]
         engine = (
             CUDA_ARGUMENTS

@@ -28,13 +28,46 @@ NOTES = (
     "For one draft and target: sglang-eagle3 compat --draft DIR --target DIR.",
 )
 MARKDOWN, PAGE = "MATRIX.md", "matrix.html"
+MARKS = ("<!-- matrix, written by `sglang-eagle3 compat render` -->", "<!-- end of matrix -->")
+"""Around the summary in a README beside the directory of the pages."""
+_KNOWN_BY = "KimiK25ForConditionalGeneration"
 
 
 def render(directory: Path) -> None:
-    """Write both pages into a directory."""
+    """Write both pages into a directory, and the summary into the README beside it, if that has a place for it."""
     directory.mkdir(parents=True, exist_ok=True)
     write(directory / MARKDOWN, markdown())
     write(directory / PAGE, page())
+    beside = directory.resolve().parent / "README.md"
+    if beside.is_file() and (before := beside.read_text(encoding="utf-8")) != (after := readme(before)):
+        write(beside, after)
+
+
+def readme(text: str) -> str:
+    """A README's text with the summary between its marks; as it was where it has none."""
+    begin, end = MARKS
+    head, found, rest = text.partition(begin)
+    if not found or end not in rest:
+        return text
+    return f"{head}{begin}\n\n{summary()}\n{end}{rest.partition(end)[2]}"
+
+
+def summary() -> str:
+    """How many classes of each kind of release are served, and how: one row where an answer changed much."""
+    runs = ran.load()
+    names = releases.known_releases()
+    levels = (support.NATIVE, support.REWIRED, support.PLUGIN, support.BROKEN)
+    lines = [
+        "| release | classes | " + " | ".join(f"`{level}`" for level in levels) + f" | `{_KNOWN_BY}` | ran here |",
+        "|---|---|" + "---|" * len(levels) + "---|---|",
+    ]
+    for name in (name for name in names if name in runs):
+        found = [matrix.cell(name, c, runs) for c in releases.class_names()]
+        counts = [sum(cell.level == level for cell in found) for level in levels]
+        known = matrix.cell(name, _KNOWN_BY, runs)
+        cells = [name, sum(counts), *counts, f"{known.level}, {known.evidence}" if known.level != support.ABSENT else "absent"]
+        lines.append("| " + " | ".join(map(str, [*cells, len(runs[name])])) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def page() -> str:

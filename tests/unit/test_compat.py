@@ -31,6 +31,14 @@ def test_the_committed_pages_follow_from_the_data(file, made):
     assert (COMPAT / file).read_text() == made(), "run `sglang-eagle3 compat render`"
 
 
+def test_the_readme_holds_the_summary_that_follows_from_the_data(tmp_path):
+    text = (COMPAT.parent / "README.md").read_text()
+    assert text.count(render.MARKS[0]) == text.count(render.MARKS[1]) == 1
+    assert render.readme(text) == text, "run `sglang-eagle3 compat render`"
+    assert "| 0.5.9 |" in text
+    assert render.readme("no place for it") == "no place for it"
+
+
 def test_the_matrix_covers_every_final_release():
     names = releases.known_releases()
     assert (len(names), names[0], names[-1]) >= (63, "0.4.5.post3", "0.5.23")

@@ -61,6 +61,7 @@ CUDA_ARGUMENTS: dict[str, Any] = {
     "max_total_tokens": 16384,
     "max_running_requests": 8,
     "context_length": 4096,
+    "chunked_prefill_size": 2048,  # fewer sizes of prefill graphs to capture
     "log_level": "info",
 }
 """On a machine with a GPU: what `tests/gpu` and `benchmarks/h200.py` serve with; no kernels but SGLang's own and Triton's."""

@@ -159,7 +159,7 @@ class DebugThread(threading.Thread):
         if child is not None:
             if debug is not None:
                 with contextlib.suppress(Exception):  # it is gone, and so are its lines
-                    _hand_over(debug, child)
+                    hand_over(debug, child)
             child.close(_CLOSE_S)
         self._output.close()
         if self._own_lines is not None and self._output.path == str(self._own_lines):
@@ -184,7 +184,7 @@ class DebugThread(threading.Thread):
             debug.labels = labels_of(self._runner, self._settings)
             self._labels_read = now
         if self._child is not None and self._child.ready():
-            _hand_over(debug, self._child)
+            hand_over(debug, self._child)
 
     def _ranks_of(self, size: int) -> Ranks | None:
         if size == 1 or self._runner.server_args.enable_dp_attention:
@@ -214,7 +214,8 @@ class DebugThread(threading.Thread):
             records.note("debug", noted)
 
 
-def _hand_over(debug: Debug, child: Child) -> None:
+def hand_over(debug: Debug, child: Child) -> None:
+    """Give a child that is ready what has arrived, in one message."""
     steps = []
     while debug.arrived:
         steps.append(debug.arrived.popleft())

@@ -5,8 +5,8 @@
 Run it with a Python that has torch. A step is a draft decode, a target verify of four tokens a request, and a draft extend, as fake
 passes with real tensors on the CPU. A round is 13 steps with debug off and 13 with ``every=1,rate=0``, in an order drawn anew; what
 is taken is the CPU time of the thread, so other work on the machine counts less. Then the steps go to a real child that writes a
-JSON file, as the light thread hands them over twenty times a second at 260 steps a second. Prints one JSON line, microseconds a step:
-the median of the paired differences and its 95 % interval; the median CPU time of handing over; the CPU time of the child for
+JSON file, as the light thread hands them over twenty times a second at 260 steps a second. Prints one JSON line, microseconds a
+step: the median of the paired differences and its 95 % interval; the median CPU time of handing over; the CPU time of the child for
 everything.
 
 On a GPU reductions are launched, not run. Here the first figure holds their arithmetic too, and so grows with the batch.

@@ -1,7 +1,8 @@
 """EAGLE3_DEBUG: what the draft is fed, in the server that runs, with its CUDA graphs on; switched without a restart.
 
-`sampling` looks at passes on the thread that runs them and enqueues `step`'s measures; `thread` obeys `control`, and turns what has
-arrived into lines: `read`, `report`, `output`, and `ranks` for what only several processes can tell. See docs/debug.md.
+`sampling` looks at passes on the thread that runs them and enqueues `step`'s measures; `thread` obeys `control`, and hands what has
+arrived to a `child`. That runs `writer`, in a process of its own, and makes lines: `read`, `report`, `output`, and `ranks` for what
+only several processes can tell. `wire` is between the two. See docs/debug.md.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class Buffers:
         # Both threads write to them, and only the serving one is in inference mode.
         with torch.inference_mode(False):
             self.flat = torch.empty(size, dtype=torch.float32, device=device)
-            self.host = self.flat if device.type == "cpu" else torch.empty(size, dtype=torch.float32, pin_memory=self.stream is not None)
+            self.host = self.flat
+            if device.type != "cpu":
+                self.host = torch.empty(size, dtype=torch.float32, pin_memory=self.stream is not None)
         self.event = torch.cuda.Event() if self.stream is not None else None
         self.address: int = self.host.data_ptr()
         self._views: dict[tuple[int, ...], tuple[Any, ...]] = {}

@@ -163,11 +163,12 @@ CHANGE = Change(
     subject="[Spec] EAGLE-3: capture the embeddings and the last layer's output",
     why="""A draft may be fed boundary 0 (the embeddings) or L (the last layer's output before the final norm). Most families
 fail on 0, where there is no residual to add yet; those that take hidden_states as it is keep a tensor into which the next
-fused add- and-norm writes. Most drop L silently, because no layer has that number, or raise IndexError where layers carry
+fused add-and-norm writes. Most drop L silently, because no layer has that number, or raise IndexError where layers carry
 marks; and marks are never cleared, so a second call captures the union. Copy at 0, capture at L before the final norm, and
 let the marks follow the list.""",
-    tested="""compiled in every release; the setters and marks run on stand-in modules. The captures themselves were
-not run on an engine.""",
+    tested="""compiled in every release; the setters and marks run on stand-in modules. Boundaries 0, 4 and 8 of tiny 8-layer
+Llama, Kimi-K2.5 and Qwen3-MoE targets on the engines of 0.5.9 and 0.5.23, without a GPU: each reached a draft that is right only
+when fed them (acceptance length 4.00 of 4). The other families were not run.""",
     upstream="none for these families; gpt_oss, gemma3 and gemma4 capture L already (https://github.com/sgl-project/sglang/pull/32334)",
     drop_when="the family captures 0 and L.",
     transform=_transform,

@@ -152,8 +152,8 @@ KIMI_K25 = Change(
     why="""KimiK25ForConditionalGeneration wraps a DeepseekV3ForCausalLM and lacks the hooks that EAGLE-3 calls on the target, so
 the server dies after the weights are loaded: 'KimiK25ForConditionalGeneration' object has no attribute
 'set_eagle3_layers_to_capture', and get_embed_and_head is the next. The inner model has them all; delegate to it.""",
-    tested="""read by syntax tree, compiled. The same three methods, added at run time, serve a tiny Kimi-K2.5 with an EAGLE-3
-draft on the engine of 0.5.9, where without them the scheduler dies.""",
+    tested="""read by syntax tree, compiled. A tiny Kimi-K2.5 with an EAGLE-3 draft on the engine of 0.5.9, without a GPU: with
+this series it answers with acceptance length 4.00 of 4; without it the scheduler dies.""",
     upstream="https://github.com/sgl-project/sglang/pull/19689 (in 0.5.10)",
     drop_when="the base is 0.5.10 or newer.",
     transform=_kimi,

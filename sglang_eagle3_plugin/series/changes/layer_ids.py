@@ -267,7 +267,9 @@ TOP_LEVEL = Change(
 swallows every exception, so a top-level list (as speculators and vLLM write it) is dropped without a word and the default layers
 are captured. Parts of SGLang accept the top level already (the MLA draft's class, the width helper): read both, nested first, in
 one helper that every reader uses.""",
-    tested="""the helper run on both layouts, on neither, and with use_aux_hidden_state false; every reader compiled.""",
+    tested="""the helper run on both layouts, on neither, and with use_aux_hidden_state false; every reader compiled. A draft
+with a top-level list on the engines of 0.5.9 and 0.5.23, without a GPU: what the list names reached it (acceptance length 4.00
+of 4).""",
     upstream="none",
     drop_when="the runner reads a top-level list.",
     transform=_top_level,
@@ -281,7 +283,8 @@ whose output is wanted, as SpecForge and others write them), those of the DeepSe
 like 2, 30, 58 therefore changed its meaning with 0.5.13, silently, and some lists can't be written at all. Read
 eagle_aux_hidden_state_layer_convention ("output" or "boundary") from the draft config; a config without it is read as before.""",
     tested="""every setter of the release run on stand-in modules with both conventions: the layers captured are the ones the
-convention names, and those of a config without the field are unchanged.""",
+convention names, and those of a config without the field are unchanged. A tiny Kimi-K2.5 on the engines of 0.5.9 and 0.5.23,
+without a GPU: its draft says that 1, 4, 6 are boundaries, and is fed them (acceptance length 4.00 of 4).""",
     upstream="none; https://github.com/sgl-project/sglang/pull/25454 added the guess by the first id (in 0.5.13)",
     drop_when="upstream reads a convention from the draft config.",
     transform=_convention,
@@ -293,7 +296,8 @@ GUARD = Change(
     why="""The pair starts and answers without any message: no layer is captured, the draft's fc is never called, and its lm_head
 is overwritten by the target's. Measured with a draft made for the target: acceptance length 1.09 where 2.00 is due. Refuse it when
 the draft's config is read, and say which flag is meant.""",
-    tested="""the check run on EAGLE-3 drafts under both flags and on drafts of other kinds; its call sites compiled.""",
+    tested="""the check run on EAGLE-3 drafts under both flags and on drafts of other kinds; its call sites compiled. The engines
+of 0.5.9 and 0.5.23 refuse the pair at start, naming the flag.""",
     upstream="none",
     drop_when="SGLang refuses or corrects the flag itself.",
     transform=_guard,

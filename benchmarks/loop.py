@@ -94,11 +94,11 @@ class Loop:
         self.stage("served", lambda: self.served("right", {}, extract=True))
         score = ("hidden-states", "score", "--draft", draft, "--target", target, "--data", work / "dump-right", "--steps", STEPS)
         self.stage("score", lambda: self.command(*score))
-        self.stage("shifted", lambda: self.served("shifted", {"EAGLE3_CAPTURE_BOUNDARIES": SHIFTED}))
         self.stage("all boundaries", self.every_boundary)
         compare = ("hidden-states", "compare", "--train", export, "--capture", work / "dump-all", "--served")
         self.stage("compare, right", lambda: self.command(*compare, BOUNDARIES))
         self.stage("compare, shifted", lambda: self.command(*compare, SHIFTED, ok=(1,)))
+        self.stage("shifted", lambda: self.served("shifted", {"EAGLE3_CAPTURE_BOUNDARIES": SHIFTED}))
         self.table()
 
     def dump(self):

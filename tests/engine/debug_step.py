@@ -60,4 +60,19 @@ for spec, first_of_b in (("steps=9,ids=1,rate=0", 7), ("steps=9,rate=0,requests=
         for said in reports(debug.arrived.popleft(), debug.labels):
             said["due"] = {"norm": gave[:, -HIDDEN:].norm(dim=-1).mean().item(), "b": gave[3:, -HIDDEN:].norm(dim=-1).mean().item()}
             print(json.dumps(said))
+# A step whose buffers grow on the way, of passes too large to be put aside together; seen inside inference mode, sent outside.
+debug = Debug(parse("steps=9,rate=0"), Labels((0, 4, 5), (0, 4, 5), HIDDEN), whole_vocabulary=False)
+tap.add(debug)
+with torch.inference_mode():
+    gave = torch.randn(2500, 3 * HIDDEN).bfloat16()
+    run(target, Mode.EXTEND, [0] * 2500, [1500, 1000], gave=gave)
+    run(draft, Mode.EXTEND, [0] * 2500, [1500, 1000], fed=gave)
+    target.forward_pass_id += 1
+    run(target, Mode.TARGET_VERIFY, list(range(8)), None, gave=gave[:8])
+debug.collect(unfinished=True)
+tap.remove(debug)
+while debug.arrived:
+    for said in reports(debug.arrived.popleft(), debug.labels):
+        said["due"] = gave[: said["tokens"], -HIDDEN:].float().norm(dim=-1).mean().item()
+        print(json.dumps(said))
 assert tap.failures == {}

@@ -46,3 +46,12 @@ def test_one_requests_tokens_alone_where_it_is_asked_for(lines):
 
 def test_a_token_that_is_not_the_next_one_is_named(lines):
     assert [verdict["verdict"] for verdict in lines[9]["verdicts"]] == ["unpaired"]
+
+
+def test_a_step_of_any_size_is_measured(lines):
+    prefill, extend, verify = lines[12:]
+    assert [said["measured"] for said in lines[12:]] == [2500, 2500, 8]
+    assert extend["agreement"] == {"fed": 256, "emitted": 256, "pairs": 2498, "follow": 2498}
+    for said in (prefill, extend, verify):
+        assert said["slots"][2]["norm"] == pytest.approx(said["due"], rel=1e-5)
+        assert said["verdicts"] == []

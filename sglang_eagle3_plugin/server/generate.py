@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import queue
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,13 +89,36 @@ def generate_all(
     Raises:
         UserError: one of them failed; the others are given up.
     """
-    with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="request") as pool:
-        waiting = [pool.submit(generate, http, prompt, max_tokens=max_tokens, temperature=temperature) for prompt in prompts]
-        try:
-            return [future.result() for future in waiting]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Generation | BaseException]] = queue.SimpleQueue()
+    workers = min(at_once, len(prompts))
+    for turn in (*range(len(prompts)), *[None] * workers):
+        todo.put(turn)
+
+    def work() -> None:
+        while (turn := todo.get()) is not None:
+            try:
+                done.put((turn, generate(http, prompts[turn], max_tokens=max_tokens, temperature=temperature)))
+            except BaseException as error:  # told where the answers are awaited
+                done.put((turn, error))
+
+    # Daemons, and no executor: that one is waited for at exit, which after Ctrl-C can last as long as an answer may take.
+    for _ in range(workers):
+        threading.Thread(target=work, daemon=True, name="request").start()
+    answers: dict[int, Generation] = {}
+    try:
+        while len(answers) < len(prompts):
+            turn, outcome = done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            answers[turn] = outcome
+    finally:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                todo.get_nowait()  # what nobody has begun
+        for _ in range(workers):
+            todo.put(None)
+    return [answers[turn] for turn in range(len(prompts))]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -150,13 +151,18 @@ def _key(archive: Archive, path: str) -> tuple[str, int | None, int]:
     return (path.rsplit("/", 1)[0], *archive.sizes[path])
 
 
+def _leave_interrupts_to_the_parent() -> None:
+    """In a worker: a terminal's Ctrl-C reaches every process of the group, and each worker would print a traceback of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _summarize_all(opened: Iterable[Archive], tell: Callable[[int, int], None]) -> dict[tuple[str, int | None, int], ModuleSummary]:
     first: dict[tuple[str, int | None, int], tuple[Archive, str]] = {}
     for archive in opened:
         for path in archive.paths(survey_facts.MODELS):
             first.setdefault(_key(archive, path), (archive, path))
     found: dict[tuple[str, int | None, int], ModuleSummary] = {}
-    with ProcessPoolExecutor(WORKERS) as pool:
+    with ProcessPoolExecutor(WORKERS, initializer=_leave_interrupts_to_the_parent) as pool:
         keys = list(first)
         # In slices, so that no more than one slice of source text is held at a time.
         for start in range(0, len(keys), 64):

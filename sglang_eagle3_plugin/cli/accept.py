@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sglang_eagle3_plugin.cli.options import Finite
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.server import accept, prompts
 from sglang_eagle3_plugin.server.address import client, parse
@@ -26,11 +27,9 @@ _REQUEST_S = 600.0
 @click.option("--at-once", default=4, show_default=True, type=click.IntRange(1), help="Requests under way together.")
 @click.option("--prompts", "prompt_file", type=click.Path(path_type=Path), help="JSON lines with text, messages or input_ids.")
 @click.option("--passive", is_flag=True, help="Send nothing: judge the server's own running mean (no rate per position).")
-@click.option("--expect", type=click.FloatRange(min=1), help="The acceptance length that is due.")
+@click.option("--expect", type=Finite(min=1), help="The acceptance length that is due.")
 @click.option("--score", type=click.Path(path_type=Path), help="Take it from the JSON of `hidden-states score`.")
-@click.option(
-    "--tolerance", default=0.1, show_default=True, type=click.FloatRange(0, 1), help="Share of accepted drafts that may miss."
-)
+@click.option("--tolerance", default=0.1, show_default=True, type=Finite(0, 1), help="Share of accepted drafts that may miss.")
 @click.option("--api-key", envvar="SGLANG_API_KEY", help="For a server that wants one.  [env: SGLANG_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object of {ok, verdict, length, rates, conditional_rates, ...}.")
 def command(

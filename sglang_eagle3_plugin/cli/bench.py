@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sglang_eagle3_plugin.bench import plan, report, run
 from sglang_eagle3_plugin.bench.store import Store
+from sglang_eagle3_plugin.cli.options import SECONDS
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.server import prompts
 from sglang_eagle3_plugin.server.address import parse
@@ -46,7 +47,7 @@ _EAGLE = "eagle3"
 @click.option("--seed", default=0, show_default=True, help="Of the random prompts for a server without a tokenizer.")
 @click.option("--prompts", "prompt_file", type=click.Path(path_type=Path), help="JSON lines with text, messages or input_ids.")
 @click.option("--out", default="eagle3-bench", show_default=True, type=click.Path(path_type=Path), help="Where everything goes.")
-@click.option("--start-timeout", default=1800.0, show_default=True, help="Seconds a server may take to start.")
+@click.option("--start-timeout", default=1800.0, show_default=True, type=SECONDS, help="Seconds a server may take to start.")
 @click.option("--api-key", envvar="SGLANG_API_KEY", help="For running servers that want one.  [env: SGLANG_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of report.md.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)

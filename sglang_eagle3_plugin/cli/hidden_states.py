@@ -18,7 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sglang_eagle3_plugin.cli import dump as dump_commands
+from sglang_eagle3_plugin.cli.options import SECONDS
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server.address import parse
 
 _DIRECTORY = click.Path(path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -83,7 +85,9 @@ def info(dump: Path, as_json: bool) -> int:
 @click.option("--tokenizer", metavar="DIR", help="For chats and texts; the server's own unless given.")
 @click.option("--max-length", type=click.IntRange(1), help="Cut longer sequences.")
 @click.option("--concurrency", type=click.IntRange(1, 1024), default=8, show_default=True, help="Requests at a time.")
-@click.option("--start-timeout", default=1800.0, show_default=True, help="Seconds that a server started here may take.")
+@click.option(
+    "--start-timeout", default=1800.0, show_default=True, type=SECONDS, help="Seconds that a server started here may take."
+)
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @_json
 def extract(url: str | None, target: str | None, flags: tuple[str, ...], start_timeout: float, dump: Path, **given: Any) -> int:
@@ -97,7 +101,7 @@ def extract(url: str | None, target: str | None, flags: tuple[str, ...], start_t
     if url:
         if flags:
             raise click.UsageError("flags go to a server that is started here; give --target, or leave them out")
-        return _extract(url, dump, **given)
+        return _extract(parse(url).url, dump, **given)
     from sglang_eagle3_plugin.cli.wait import display
     from sglang_eagle3_plugin.hidden_states import dataset
     from sglang_eagle3_plugin.hidden_states.launch import serving

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from sglang_eagle3_plugin import cache
 from sglang_eagle3_plugin.errors import UserError
@@ -151,6 +151,11 @@ def export_(
     chosen = [r.removeprefix("v") for r in releases] or (list(catalog.load()) if every else [])
     if not chosen or ((wheel or path or upstream) and len(chosen) != 1):
         raise click.UsageError("give --release, or --all; --wheel, --tree and --upstream go with one release")
+    for release in chosen:
+        try:
+            Version(release)
+        except InvalidVersion:
+            raise UserError(f"{release!r} is no version of SGLang; give --release one like 0.5.9") from None
     root = output or catalog.root()
     # All anew: which releases share a directory is found again, too.
     known = {} if every and not compare else catalog.read_map(root)

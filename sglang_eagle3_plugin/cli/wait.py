@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
+from sglang_eagle3_plugin.cli.options import SECONDS
 from sglang_eagle3_plugin.server.address import parse
 from sglang_eagle3_plugin.server.wait import Result, Snapshot, wait
 
@@ -25,7 +26,7 @@ _SAY_AGAIN_S = 30.0
 @click.option("--url", required=True, metavar="URL", help="Where the server will answer: http://127.0.0.1:30000, [::1]:30000, ...")
 @click.option("--pid", type=click.IntRange(min=1), help="The pid of its launcher: its death ends the wait at once.")
 @click.option("--log", type=click.Path(path_type=Path, dir_okay=False), help="What it writes to: shows progress and failures.")
-@click.option("--timeout", default=1800.0, show_default=True, type=click.FloatRange(min=0), help="Seconds; 0 asks once.")
+@click.option("--timeout", default=1800.0, show_default=True, type=SECONDS, help="Seconds; 0 asks once.")
 @click.option("--api-key", envvar="SGLANG_API_KEY", help="For a gateway that wants one.  [env: SGLANG_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object of {state, reason, elapsed_s, stage, answer, checks, lines}.")
 def command(url: str, pid: int | None, log: Path | None, timeout: float, api_key: str | None, as_json: bool) -> int:

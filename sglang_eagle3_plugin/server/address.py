@@ -67,7 +67,13 @@ def parse(text: str) -> Address:
     if port is None:
         port = {"http": 80, "https": 443}[parts.scheme] if "://" in text else DEFAULT_PORT
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return Address(parts.scheme, host, port, parts.path.rstrip("/"))
+    address = Address(parts.scheme, host, port, parts.path.rstrip("/"))
+    try:  # what would fail only when a request is sent, and in whichever thread sends it
+        httpx.URL(address.url)
+        host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise UserError(f"{text!r} is not an address ({error}); {wanted}") from error
+    return address
 
 
 def client(address: Address, *, timeout_s: float, api_key: str | None = None) -> httpx.Client:

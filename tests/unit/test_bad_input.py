@@ -33,7 +33,22 @@ def test_numbers_that_measure_nothing(argv, number, capsys) -> None:
     assert number.strip("-")[:2] in refused(capsys, *argv, number) or number == "1e999"
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "::1", "ftp://host", "http://:1", "http://host:99999", "http://user:pw@host", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://[::1",
+        "::1",
+        "ftp://host",
+        "http://:1",
+        "http://host:99999",
+        "http://user:pw@host",
+        "http://256.256.256.256",
+        "http://a..b",
+        "http://" + "a" * 300,
+        "http://host/\x01",
+    ],
+)
 @pytest.mark.parametrize(
     "argv",
     [

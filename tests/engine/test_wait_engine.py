@@ -72,11 +72,14 @@ def test_a_crash_while_loading_is_noticed_at_once_and_named(env059: Environment,
 
 
 def test_a_kill_for_memory_is_called_that(env059: Environment, kimi: EngineSpec) -> None:
-    with memory_limit(700 << 20) as enter, engine.launch(env059, kimi, before=["sh", "-c", enter, "-"]) as server:
-        with waiting(server) as command:
-            result = said(command)
-            assert (command.returncode, result["state"]) == (1, "failed"), result
-            assert "for memory" in result["reason"], result
+    with (
+        memory_limit(700 << 20) as enter,
+        engine.launch(env059, kimi, before=["sh", "-c", enter, "-"]) as server,
+        waiting(server) as command,
+    ):
+        result = said(command)
+        assert (command.returncode, result["state"]) == (1, "failed"), result
+        assert "for memory" in result["reason"], result
 
 
 def test_a_wrong_port_is_called_that(env059: Environment, kimi: EngineSpec) -> None:

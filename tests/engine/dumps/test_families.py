@@ -29,7 +29,7 @@ def test_the_generic_tap_feeds_the_dump(tmp_path, release, drafted):
     dump = Dump.open(tmp_path / "dump")
     expected = (2, 4, 5) if drafted else (0, 3, 6)
     assert dump.header().boundaries == expected
-    assert {tuple(dump.read(ref).input_ids.tolist()) for ref in dump.refs} == set(PROMPTS)
+    assert {tuple(dump.read(ref).input_ids.tolist()) for ref in dump.refs} >= set(PROMPTS)  # and SGLang's own warm-up
     for ref in dump.refs:
         aux = to_float32(dump.read(ref).aux)
         marked = aux[:, :, models.LABELS : models.LABELS + families.LAYERS] > models.LABEL_SIZE / 2

@@ -7,6 +7,7 @@ size of its own file before anything of its claimed size is read, so a broken or
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -121,9 +122,7 @@ def read_header(path: Path, keep: Callable[[str], bool] = lambda name: True) -> 
         raise UserError(f"{path} is {size} bytes long, too short for a safetensors file; download it again")
     length = int.from_bytes(_read(path, 0, 8, 8, "a header"), "little")
     if length > size - 8:
-        raise UserError(
-            f"the header of {path} claims {length} bytes where the file has {size}; it is damaged or no safetensors file"
-        )
+        raise UserError(f"the header of {path} claims {length} bytes where the file has {size}; {_instead(path)}")
     if length > LARGEST_HEADER:
         raise UserError(f"the header of {path} is {length} bytes long, more than safetensors allows ({LARGEST_HEADER})")
     header = _parse(_read(path, 8, length, LARGEST_HEADER, "a header"), path, "the header of ")
@@ -188,7 +187,9 @@ def read_checkpoint(path: Path, keep: Callable[[str], bool] = lambda name: True)
     if path.is_file():
         files, index = [path], None
     else:
-        files = sorted(p for p in path.glob("*.safetensors") if p.is_file())
+        files = sorted(path.glob("*.safetensors"))
+        found.problems += [f"{p} leads to no file: its download did not end" for p in files if not p.is_file()]
+        files = [p for p in files if p.is_file()]
         index = _index(path)
         if not files and not index:
             _refuse_other_formats(path)
@@ -342,7 +343,7 @@ def _size(path: Path) -> int:
     try:
         found = path.stat()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path, and that you may read it") from error
     if not stat.S_ISREG(found.st_mode):
         raise UserError(f"{path} is not a regular file")
     return found.st_size
@@ -357,7 +358,7 @@ def _read(path: Path, offset: int, length: int, limit: int, what: str) -> bytes:
                 file.seek(offset)
             data = file.read(length)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path, and that you may read it") from error
     if len(data) != length:
         raise UserError(f"{path} is cut short: {len(data)} bytes at offset {offset} where {length} are due")
     return data
@@ -367,10 +368,18 @@ def _parse(data: bytes, path: Path, prefix: str) -> dict[str, Any]:
     try:
         parsed = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{prefix}{path} is no JSON ({_short(error)}); it is damaged") from None
+        raise UserError(f"{prefix}{path} is no JSON ({_short(error)}); {_instead(path)}") from None
     if not isinstance(parsed, dict):
-        raise UserError(f"{prefix}{path} is JSON but no object; it is damaged")
+        raise UserError(f"{prefix}{path} is JSON but no object; {_instead(path)}")
     return parsed
+
+
+def _instead(path: Path) -> str:
+    """What a file is that isn't what it should be, and what to do."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(40).startswith(b"version https://git-lfs.github.com/spec/"):
+            return "it is a git-lfs pointer whose file was not fetched: run `git lfs pull` in its directory"
+    return "it is damaged: download it again"
 
 
 def _short(error: BaseException) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from sglang_eagle3_plugin.checkpoints import read_json
 from sglang_eagle3_plugin.cli.options import Finite
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.server import accept, prompts
 from sglang_eagle3_plugin.server.address import client, parse
@@ -78,9 +79,8 @@ def _chosen(http: Any, prompt_file: Path | None, requests: int) -> tuple[list[Pr
 
 def _of_score(path: Path) -> float:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        return float(said["acceptance_length"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return float(read_json(path)["acceptance_length"])
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} is no score with an 'acceptance_length' ({error}); give the JSON of `hidden-states score`"
         ) from error

@@ -65,6 +65,7 @@ def command(flags: tuple[str, ...], **given: Any) -> int:
     with _display(store, total) as say:
         run.run(job, store, out / "logs", say)
     found = report.findings(store, job.settings, about)
+    store.close()
     plot = _draw(found, out / "report.png")
     text, data = report.as_markdown(found, plot), json.dumps(report.as_json(found), indent=2)
     _write(out / "report.md", text)

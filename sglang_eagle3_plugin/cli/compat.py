@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from sglang_eagle3_plugin import pairs, releases, support
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.cli.wiring import load_pair
 from sglang_eagle3_plugin.compat import matrix, ran, render
 from sglang_eagle3_plugin.errors import UserError

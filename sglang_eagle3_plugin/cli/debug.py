@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from sglang_eagle3_plugin import records
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.runtime.debug.report import line_of
 from sglang_eagle3_plugin.server import debug, processes
 

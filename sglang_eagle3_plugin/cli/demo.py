@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.rig.demo import DEFAULT_RELEASE, NUM_STEPS, Demonstration, demonstrate
 from sglang_eagle3_plugin.rig.engine import EngineResult
 from sglang_eagle3_plugin.rig.site.eagle3_rig import replacements

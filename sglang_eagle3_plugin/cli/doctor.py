@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_eagle3_plugin.checkpoints import read_json
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.doctor import described, examine, fix, load
 from sglang_eagle3_plugin.doctor.deployment import Deployment
 from sglang_eagle3_plugin.doctor.findings import Finding, for_json, verdict
@@ -147,7 +148,6 @@ def _write_fix(d: Deployment, findings: Sequence[Finding], out: Path) -> list[st
 def _show(d: Deployment, result: str, findings: Sequence[Finding], out: Path | None, changed: Sequence[str]) -> None:
     # Here, not above: --json needs no rich, and starts a quarter faster without.
     from rich.console import Console
-    from rich.markup import escape
 
     console = Console(highlight=False, soft_wrap=True)
     counts = [(s, sum(f.severity == s for f in findings)) for s in ("error", "warning", "note")]
@@ -172,8 +172,6 @@ def _show(d: Deployment, result: str, findings: Sequence[Finding], out: Path | N
 
 
 def _show_wiring(console: Console, w: dict[str, Any]) -> None:
-    from rich.markup import escape
-
     if w["wanted"] is not None:
         console.print(escape(f"  wanted boundaries    {w['wanted']}  ({w['convention']}, by {w['decided_by']})"))
     for name, boundaries in w["readings"].items():

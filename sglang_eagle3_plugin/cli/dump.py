@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.server import dump, processes
 
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sglang_eagle3_plugin.cli import dump as dump_commands
 from sglang_eagle3_plugin.cli.options import SECONDS
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.server.address import parse
 

@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from sglang_eagle3_plugin import __version__
+from sglang_eagle3_plugin.cli.untrusted import visible
 from sglang_eagle3_plugin.errors import UserError
 
 # name -> (module under cli, one line of help). A command's module is imported only when it is asked for.
@@ -174,7 +175,7 @@ def _write_no_more() -> None:
 
 
 def _complain(sentence: str) -> int:
-    sentence = " ".join(sentence.split())
+    sentence = visible(" ".join(sentence.split()))
     if len(sentence) > _LONGEST:  # a path of thousands of characters, as a rule
         sentence = f"{sentence[: _LONGEST // 2]} ... {sentence[-_LONGEST // 2 :]}"
     with contextlib.suppress(OSError):  # nobody to tell is no reason for another exit status

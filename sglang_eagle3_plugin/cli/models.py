@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from sglang_eagle3_plugin import releases, support
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.errors import UserError
 
 NATIVE, DELEGATION, DELIVERY, TAP, NOT_POSSIBLE = "native", "delegation", "native capture, delivered", "generic tap", "not possible"

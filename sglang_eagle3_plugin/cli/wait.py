@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sglang_eagle3_plugin.cli.options import SECONDS
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.server.address import parse
 from sglang_eagle3_plugin.server.wait import Result, Snapshot, wait
 

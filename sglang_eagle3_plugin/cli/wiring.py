@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 
 from sglang_eagle3_plugin import checkpoints, drafts, pairs, releases, support, targets
 from sglang_eagle3_plugin.boundaries import Decision
+from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.drafts import Draft, DraftError
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.pairs import Answer

@@ -97,7 +97,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield number, row
         return
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, _object(path, number, line)
@@ -108,7 +108,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path.name}:{number} is no JSON ({error})") from error
     if not isinstance(row, dict):
         raise UserError(f"{path.name}:{number} is no JSON object")

@@ -6,11 +6,11 @@ whose attention reads the normed embedding of the next token beside the normed, 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_eagle3_plugin import checkpoints
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.hidden_states import rotary, torch_io
 
@@ -185,13 +185,7 @@ def load_head(target: Path, device: str) -> Any:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{directory / 'config.json'} cannot be read ({error}); give a draft's directory") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{directory / 'config.json'} holds no object")
-    return config
+    return checkpoints.read_json(directory / "config.json")
 
 
 def _tensors(directory: Path, endings: tuple[str, ...] = ("",)) -> dict[str, Any]:

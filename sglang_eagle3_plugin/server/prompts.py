@@ -29,14 +29,14 @@ def from_file(path: Path) -> list[dict[str, Any]]:
         UserError: a line is something else, or there is none.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the prompts {path} cannot be read ({error}); give a file of JSON lines") from error
     found = []
     for number, line in enumerate(lines, 1):
         try:
             prompt = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             prompt = None
         if not isinstance(prompt, dict) or sum(key in prompt for key in _FIELDS) != 1:
             raise UserError(f"line {number} of {path} is no JSON object with one of {', '.join(_FIELDS)}; one prompt a line")

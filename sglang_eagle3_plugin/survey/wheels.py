@@ -166,7 +166,7 @@ def _download(release: str, scratch: Path, filename: str) -> Path:
     if done.returncode or len(found) != 1:
         why = " ".join((done.stderr or done.stdout).strip().splitlines()[-1:])[:200]
         raise UserError(
-            f"sglang {version} cannot be downloaded ({why or 'pip gave no wheel'}); see to the network, and run it again"
+            f"sglang {version} cannot be downloaded ({why or 'pip gave no wheel'}); see to that, and run it again"
         )
     return found[0]
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
+from checkpoint_making import draft_config, draft_tensors, target_config, write_config, write_safetensors
 
 from sglang_eagle3_plugin.cli import main
+from sglang_eagle3_plugin.server import prompts
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -70,3 +76,80 @@ def test_addresses_that_lead_nowhere(argv, url, capsys, tmp_path, monkeypatch) -
 @pytest.mark.parametrize("release", ["-1", "main", "0.5.9 or so"])
 def test_no_version(release, capsys) -> None:
     assert "no version of SGLang" in refused(capsys, "patches", "export", "--release", release)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    target = write_config(tmp_path / "target", target_config())
+    draft = write_config(tmp_path / "draft", draft_config([2, 4, 5]))
+    write_safetensors(draft / "model.safetensors", draft_tensors())
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_git_lfs_pointer_is_called_one(name, pair, capsys) -> None:
+    Path(pair[3], name).write_text(POINTER)
+    assert "run `git lfs pull`" in refused(capsys, "doctor", *pair)
+
+
+def test_weights_that_are_a_link_to_nothing_are_missing(pair, capsys) -> None:
+    weights = Path(pair[3], "model.safetensors")
+    weights.unlink()
+    weights.symlink_to("../../blobs/0123")  # as in a Hugging Face cache whose download was broken off
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *pair, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1
+    assert any(f["id"] == "ERR_SHARD_MISSING" and str(weights) in f["message"] for f in said["findings"])
+
+
+def test_a_config_cannot_steer_the_terminal(pair, capsys) -> None:
+    hidden = "\x1b[2K\x1b[1A\x9b31m[/red]"
+    write_config(Path(pair[3]), draft_config([2, 4, 5], architectures=[hidden]))
+    (Path(pair[3]) / "model.safetensors").unlink()
+    for argv in (["doctor", *pair], ["wiring", *pair], ["compat", *pair], ["doctor", *pair, "--trained", hidden]):
+        with pytest.raises(SystemExit):
+            main(argv)
+        said = "".join(capsys.readouterr())
+        assert not set("\x1b\x9b") & set(said)
+    assert "\\x1b[2K" in said
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["doctor", "--case", "deep"],
+        ["accept", "--url", NOWHERE, "--score", "deep"],
+        ["bench", "--eagle-url", NOWHERE, "--baseline-url", NOWHERE, "--prompts", "deep"],
+        ["hidden-states", "extract", "--target", ".", "--data", "deep", "--dump", "d"],
+    ],
+)
+def test_json_that_is_nested_without_end(argv, capsys, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("numpy")
+    monkeypatch.chdir(tmp_path)
+    Path("deep").write_text(DEEP)
+    refused(capsys, *argv)
+
+
+def test_a_byte_order_mark_is_no_fault(pair, capsys, tmp_path) -> None:
+    main_of = {}
+    for name in ("as it is", "as Windows writes it"):
+        draft = tmp_path / name
+        shutil.copytree(pair[3], draft)
+        config = draft / "config.json"
+        if name != "as it is":
+            config.write_bytes(
+                b"\xef\xbb\xbf" + json.dumps(json.loads(config.read_text()), indent=1).replace("\n", "\r\n").encode()
+            )
+        with pytest.raises(SystemExit):
+            main(["wiring", "--json", "--target", pair[1], "--draft", str(draft)])
+        main_of[name] = capsys.readouterr().out
+    assert len(set(main_of.values())) == 1
+    (tmp_path / "prompts.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n')
+    assert prompts.from_file(tmp_path / "prompts.jsonl") == [{"text": "a"}, {"text": "b"}]

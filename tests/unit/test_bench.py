@@ -112,14 +112,23 @@ class TestStore:
         store.skip("x", 8, "why")
         with store.path.open("ab") as file:
             file.write(b'{"measurement": {"case": "bas')
+        store.close()
         again = Store(tmp_path, {"target": "t"})
         assert again.measurements == [one]
         assert again.skipped == {("x", 8): "why"}
         again.add(measured("baseline", 1, 101, 0.01, (), 1))
+        again.close()
         assert len(Store(tmp_path, {"target": "t"}).measurements) == 2
 
+    def test_two_runs_at_once_do_not_measure_each_other(self, tmp_path: Path) -> None:
+        first = store_of(tmp_path)
+        with pytest.raises(UserError, match="another run is writing"):
+            Store(tmp_path, {"target": "t"})
+        first.close()
+        assert Store(tmp_path, {"target": "t"}).measurements == []
+
     def test_another_runs_directory_is_refused(self, tmp_path: Path) -> None:
-        store_of(tmp_path)
+        store_of(tmp_path).close()
         with pytest.raises(UserError, match="differs in target"):
             Store(tmp_path, {"target": "other"})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +52,7 @@ def serving(
         dump.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the dump {dump} cannot be made ({error.strerror}); give --dump a directory that can") from error
-    port = _free_port()
+    port = process.free_port()
     argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--disable-radix-cache", *flags]
     variables = {"EAGLE3_DUMP_WHEN_FULL": "wait", **os.environ, "EAGLE3_DUMP_DIR": str(dump.absolute())}
@@ -66,10 +65,3 @@ def serving(
         yield address.url
     log.unlink()
     log.parent.rmdir()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

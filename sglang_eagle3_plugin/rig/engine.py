@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -280,10 +279,8 @@ def launch(environment: Environment, spec: EngineSpec, before: Sequence[str] = (
         spec: target, draft, arguments.
         before: what the command is given to, a shell's ``sh -c '...; exec "$@"' -`` say.
     """
-    with _workplace(spec) as place, socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        reserved.close()
+    with _workplace(spec) as place:
+        port = process.free_port()
         arguments = spec.engine_arguments(environment.release) | {"host": "127.0.0.1", "port": port}
         argv = [*before, str(environment.python), "-m", "sglang.launch_server", *flags(arguments)]
         with process.supervised(argv, place.variables, place.log) as child:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody has now. SGLang takes the one 10000 above it as well, from 0.5.13 on."""
+    while True:
+        port = random.randrange(20000, 50000)  # noqa: S311
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

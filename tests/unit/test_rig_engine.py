@@ -47,7 +47,7 @@ def test_arguments_of_a_release() -> None:
 
 
 def test_flags() -> None:
-    assert engine._flags({"log_level": "info", "skip_tokenizer_init": True, "enable_multimodal": False, "port": 1, "x": None}) == [
+    assert engine.flags({"log_level": "info", "skip_tokenizer_init": True, "enable_multimodal": False, "port": 1, "x": None}) == [
         "--log-level",
         "info",
         "--skip-tokenizer-init",

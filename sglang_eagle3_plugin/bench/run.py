@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -154,7 +153,7 @@ def _server(case: str, setting: Setting | None, job: Job, logs: Path, say: Say) 
         with client(parse(job.urls[case]), timeout_s=_REQUEST_S, api_key=job.api_key) as http:
             yield http
         return
-    port = _free_port()
+    port = process.free_port()
     argv = [job.python, "-m", "sglang.launch_server", "--model-path", job.target, "--host", "127.0.0.1", "--port", str(port)]
     if setting is not None:
         argv += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", job.draft, *setting.flags]
@@ -172,10 +171,3 @@ def _server(case: str, setting: Setting | None, job: Job, logs: Path, say: Say) 
                 yield http
     except FileNotFoundError as error:
         raise UserError(f"{job.python} cannot be run ({error.strerror}); give --python the interpreter that has SGLang") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -8,6 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.paths import expanded
 
 
 def directory(*parts: str) -> Path:
@@ -17,7 +18,7 @@ def directory(*parts: str) -> Path:
         UserError: it cannot be created or written.
     """
     root = os.environ.get("SGLANG_EAGLE3_CACHE") or platformdirs.user_cache_dir("sglang-eagle3-plugin", appauthor=False)
-    path = Path(root, *parts).expanduser().absolute()
+    path = expanded(Path(root, *parts)).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

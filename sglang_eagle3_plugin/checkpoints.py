@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.paths import expanded
 
 BITS: dict[str, int] = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -247,7 +248,7 @@ def locate(given: str, *, environ: Mapping[str, str] | None = None, revision: st
     """
     if not given or "\0" in given or len(given) > 4096:
         raise UserError(f"{given[:80]!r} is no path; give a directory, a .safetensors file or the id of a cached repository")
-    path = Path(given).expanduser()
+    path = expanded(given)
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -286,7 +287,7 @@ def _in_cache(repository: str, env: Mapping[str, str]) -> Path | None:
     if len(parts) > 2 or any(part in ("", ".", "..") for part in parts):
         return None
     home = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
-    folder = Path(env.get("HF_HUB_CACHE") or home / "hub", "models--" + "--".join(parts)).expanduser()
+    folder = expanded(Path(env.get("HF_HUB_CACHE") or home / "hub", "models--" + "--".join(parts)))
     try:
         return folder if folder.is_dir() else None
     except OSError:

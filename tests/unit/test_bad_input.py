@@ -153,3 +153,12 @@ def test_a_byte_order_mark_is_no_fault(pair, capsys, tmp_path) -> None:
     assert len(set(main_of.values())) == 1
     (tmp_path / "prompts.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n')
     assert prompts.from_file(tmp_path / "prompts.jsonl") == [{"text": "a"}, {"text": "b"}]
+
+
+def test_a_user_without_a_home(pair, capsys, monkeypatch) -> None:
+    for home in ("~nobody-of-this-name/target", "~/target"):
+        monkeypatch.setenv("HOME", "/nonexistent")
+        assert "neither a path" in refused(capsys, "wiring", "--draft", pair[3], "--target", home)
+    monkeypatch.setenv("SGLANG_EAGLE3_CACHE", "~nobody-of-this-name/cache")
+    monkeypatch.chdir(pair[1])
+    assert "no wheel" in refused(capsys, "patches", "export", "--release", "0.5.9")

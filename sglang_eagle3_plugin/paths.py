@@ -1,11 +1,51 @@
-"""Paths as people write them."""
+"""Paths as people write them, and a directory that one run at a time may write to."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from pathlib import Path
+
+from sglang_eagle3_plugin.errors import UserError
 
 
 def expanded(path: str | Path) -> Path:
     """Resolve a leading ``~``, or leave it: unlike `Path.expanduser`, this raises nothing where a user has no home."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+class Alone:
+    """A directory that no other run writes to until :meth:`close`, or the end of the process; leaves no file in it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take it.
+
+        Raises:
+            UserError: another run has it.
+            OSError: it cannot be opened.
+        """
+        self._handle: int | None = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UserError(f"another run is writing to {directory}; wait for it, or give --out another directory") from None
+        except OSError:  # a file system that has no locks
+            self.close()
+
+    def close(self) -> None:
+        """Let another run have it."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

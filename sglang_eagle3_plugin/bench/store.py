@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sglang_eagle3_plugin.bench.measure import Measurement
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.paths import Alone
 
 
 class Store:
@@ -32,7 +32,7 @@ class Store:
         self.servers: dict[str, dict[str, Any]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._alone = self._lock()
+            self._alone = Alone(directory)  # two at once would measure each other
             lines = self._lines()
             if lines:
                 self._check(json.loads(lines[0]), dict(identity))
@@ -78,18 +78,10 @@ class Store:
             case, said = line["server"]
             self.servers[case] = said
 
-    def _lock(self) -> IO[bytes]:
-        """Hold the file until :meth:`close`, or this process ends: two runs at once would measure each other."""
-        file = self.path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UserError(f"another run is writing to {self.path.parent}; wait for it, or give --out another directory") from None
-        return file
-
     def _lines(self) -> list[str]:
         """The whole lines; a last one that was torn off is cut away, as its measurement was never reported."""
+        if not self.path.exists():
+            return []
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:

@@ -26,6 +26,7 @@ from sglang_eagle3_plugin.hidden_states import torch_io
 from sglang_eagle3_plugin.hidden_states.layout import Header
 from sglang_eagle3_plugin.hidden_states.reader import Dump, Ref, Tensors, to_float32
 from sglang_eagle3_plugin.hidden_states.writer import serialize
+from sglang_eagle3_plugin.paths import Alone
 
 PROVENANCE = "eagle3-dump.json"
 """Beside every export: which boundaries the slots are, in words that no convention can twist."""
@@ -46,13 +47,18 @@ def export(dump: Dump, target_format: str, out: Path, progress: Callable[[int], 
     A second run adds what is missing; ``speculators``, whose dataset is one table, wants a new directory instead.
 
     Raises:
-        UserError: the dump lacks what the format needs, or ``out`` holds something else.
+        UserError: the dump lacks what the format needs, or ``out`` holds something else, or another run writes there.
         CorruptShardError: a shard's checksum does not fit.
     """
     header = dump.header()
     slots = _training_slots(header)
     _check_final(header, target_format)
     _open_output(out, target_format, header, slots)
+    with Alone(out):
+        return _export(dump, target_format, slots, out, progress)
+
+
+def _export(dump: Dump, target_format: str, slots: list[int], out: Path, progress: Callable[[int], None]) -> Exported:
     refs = dump.unique()
     if target_format == "speculators":
         return _export_speculators(dump, refs, slots, out, progress)

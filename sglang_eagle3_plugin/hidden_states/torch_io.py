@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from pathlib import Path
@@ -61,9 +62,11 @@ def to_tensor(stored: Array, scale: Array | None = None) -> Any:
 def save_pt(value: Any, path: Path) -> None:
     """``torch.save`` under a temporary name, fsynced, then renamed; mode 0600."""
     torch = import_torch("this export")
+    written = io.BytesIO()  # torch turns a full disk into a RuntimeError about positions in its archive
+    torch.save(value, written)
     temporary = path.with_name(path.name + ".tmp")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-        torch.save(value, file)
+        file.write(written.getbuffer())
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)

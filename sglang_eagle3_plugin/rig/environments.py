@@ -123,6 +123,7 @@ def remove(release: str) -> None:
 
 
 def _build(environment: Environment, say: Progress) -> None:
+    _find_uv()  # before minutes of work are announced, and what is there is removed
     free = shutil.disk_usage(environment.root.parent).free / 1e9
     if free < NEEDED_GB:
         raise UserError(

@@ -165,9 +165,7 @@ def _download(release: str, scratch: Path, filename: str) -> Path:
     found = sorted(scratch.glob("*.whl"))
     if done.returncode or len(found) != 1:
         why = " ".join((done.stderr or done.stdout).strip().splitlines()[-1:])[:200]
-        raise UserError(
-            f"sglang {version} cannot be downloaded ({why or 'pip gave no wheel'}); see to that, and run it again"
-        )
+        raise UserError(f"sglang {version} cannot be downloaded ({why or 'pip gave no wheel'}); see to that, and run it again")
     return found[0]
 
 

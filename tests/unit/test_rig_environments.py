@@ -107,11 +107,16 @@ def test_two_at_once_build_one(uv: FakeUv) -> None:
     assert len(uv.installs) == 1
 
 
-def test_no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SGLANG_EAGLE3_CACHE", str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "uv", None)
     monkeypatch.setattr(environments.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'sglang-eagle3-plugin\[rig\]'"):
         environments.uv("--version")
+    said: list[str] = []
+    with pytest.raises(UserError, match="uv is not installed"):
+        environments.ensure("0.5.9", said.append)
+    assert said == []
 
 
 def test_what_uv_says_reaches_the_user() -> None:

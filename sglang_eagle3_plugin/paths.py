@@ -30,7 +30,7 @@ class Alone:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise UserError(f"another run is writing to {directory}; wait for it, or give --out another directory") from None
+            raise UserError(f"another run is writing to {directory}; wait for it, or give another directory") from None
         except OSError:  # a file system that has no locks
             self.close()
 

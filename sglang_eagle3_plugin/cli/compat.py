@@ -20,6 +20,7 @@ from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.cli.wiring import load_pair
 from sglang_eagle3_plugin.compat import matrix, ran, render
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.paths import Alone
 from sglang_eagle3_plugin.selection import select
 from sglang_eagle3_plugin.settings import Settings
 
@@ -74,8 +75,11 @@ def survey(spec: str | None, into: Path | None, offline: bool, as_json: bool) ->
     place = _place(into)
     listed = wheels.recorded() if offline else wheels.listing()
     names = select(spec, listed)
+    wanted = wheels.releases_in(names, listed)
+    (place / "data").mkdir(parents=True, exist_ok=True)
+    alone = Alone(place / "data")  # what is there is read, and written again with more
     with _progress("fetching wheels", len(names)) as step:
-        got = wheels.fetch(wheels.releases_in(names, listed), lambda release: step(1, None))
+        got = wheels.fetch(wanted, lambda release: step(1, None))
     present = {name: path for name, path in got.items() if isinstance(path, Path)}
     absent = {name: line for name, line in got.items() if isinstance(line, str)}
     with _progress("examining files", None) as step:
@@ -84,6 +88,7 @@ def survey(spec: str | None, into: Path | None, offline: bool, as_json: bool) ->
     # A release that could not be fetched keeps the rows of its last survey.
     found.update({n: tables.broken(Path(listed[n].filename), line) for n, line in absent.items() if n not in kept})
     tables.save(place / "data", {**kept, **found})
+    alone.close()
     _render(place)
     problems = {
         **absent,

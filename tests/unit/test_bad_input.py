@@ -10,6 +10,7 @@ import pytest
 from checkpoint_making import draft_config, draft_tensors, target_config, write_config, write_safetensors
 
 from sglang_eagle3_plugin.cli import main
+from sglang_eagle3_plugin.paths import Alone
 from sglang_eagle3_plugin.server import prompts
 
 NOWHERE = "http://127.0.0.1:9"
@@ -162,3 +163,11 @@ def test_a_user_without_a_home(pair, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SGLANG_EAGLE3_CACHE", "~nobody-of-this-name/cache")
     monkeypatch.chdir(pair[1])
     assert "no wheel" in refused(capsys, "patches", "export", "--release", "0.5.9")
+
+
+def test_two_surveys_never_write_over_each_other(capsys, tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    with Alone(tmp_path / "data"):
+        said = refused(capsys, "compat", "survey", "--offline", "--releases", "0.5.9", "--into", str(tmp_path))
+    assert "another run is writing" in said
+    assert list((tmp_path / "data").iterdir()) == []

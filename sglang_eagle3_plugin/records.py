@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,15 @@ _ledger: Ledger | None = None
 _route = ""
 _pid = 0
 _notes: dict[str, Any] = {}
+_writing = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _writing
+    _writing = threading.Lock()  # a thread that held it does not live here
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def directory() -> Path:
@@ -51,27 +61,33 @@ def open_record(route: str, ledger: Ledger) -> None:
 
 def note(key: str, value: Any) -> None:
     """Add a fact (JSON data) to this process's record, such as the wiring, and write it."""
-    _notes[key] = value
+    with _writing:
+        _notes[key] = value
     write()
 
 
 def write() -> None:
-    """Write this process's record, atomically; a fault is logged at debug level only."""
-    global _pid
+    """Write this process's record, atomically; a fault is logged at debug level only. Safe from any thread."""
     if _ledger is None:
         return
     try:
+        _write(_ledger)
+    except OSError as error:
+        logger.debug("sglang-eagle3-plugin: no record of process %d (%s)", os.getpid(), error)
+
+
+def _write(ledger: Ledger) -> None:
+    global _pid
+    with _writing:  # debug, dump and wiring note from threads of their own
         path = directory() / f"{os.getpid()}.json"
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(_contents(_ledger), file)
+            file.write(json.dumps(_contents(ledger)))
         temporary.replace(path)
         if _pid != os.getpid():  # after a fork the child removes its own file, not its parent's
             _pid = os.getpid()
             atexit.register(_remove, _pid, path)
-    except OSError as error:
-        logger.debug("sglang-eagle3-plugin: no record of process %d (%s)", os.getpid(), error)
 
 
 def read_all() -> list[dict[str, Any]]:
@@ -87,6 +103,8 @@ def read_all() -> list[dict[str, Any]]:
             alive = record["start_time"] == start_time(int(record["pid"]))
         except (OSError, ValueError, KeyError, TypeError):
             alive = False
+            if start_time(int(path.stem)) is not None:  # not for us to take away
+                continue
         if alive:
             records.append(record)
         else:

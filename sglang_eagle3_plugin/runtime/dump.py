@@ -24,7 +24,7 @@ from sglang_eagle3_plugin import __version__
 from sglang_eagle3_plugin.activation import sglang_release
 from sglang_eagle3_plugin.hidden_states.layout import Header
 from sglang_eagle3_plugin.runtime import tap
-from sglang_eagle3_plugin.runtime.dump_target import DumpTarget
+from sglang_eagle3_plugin.runtime.dump_target import DumpTarget, refuse_prefill_graphs
 from sglang_eagle3_plugin.runtime.spool import Block, Finished, Spool
 from sglang_eagle3_plugin.settings import DumpSettings, Settings
 
@@ -43,7 +43,11 @@ def start(runner: Any, settings: Settings) -> None:
     Raises:
         CaptureError, BoundaryError: the target cannot give what is asked for. The tap logs it; serving goes on.
     """
-    if runner.is_draft_worker or current is not None or not _writes(runner, settings):
+    if runner.is_draft_worker or current is not None:
+        return
+    if settings.dump_dir is not None and runner.server_args.pp_size == 1:
+        refuse_prefill_graphs(runner, begun=False)  # on every rank, for they must decide alike
+    if not _writes(runner, settings):
         return
     from sglang_eagle3_plugin.runtime.dump_switch import begin_switch
 
@@ -184,9 +188,10 @@ class Dump:
                 )
                 self._refuse(rid, "lagging")
             else:
-                pending = self._pending[rid]
-                pending.parts.append((block, first, last))
-                pending.rows += last - first
+                pending = self._pending.get(rid)
+                if pending is not None:  # else the dump was turned off meanwhile, by another thread
+                    pending.parts.append((block, first, last))
+                    pending.rows += last - first
 
     def _continues(self, rid: str, start: int, end: int, prefix: int) -> bool:
         """Whether these rows follow on what is there; a first part that does not begin at 0 was served from the prefix cache."""
@@ -296,7 +301,7 @@ class Dump:
 
     def _evict(self, spare: set[str]) -> bool:
         """Drop the oldest request that holds rows: one that never came back, or too many at once for the queue."""
-        for rid, pending in self._pending.items():
+        for rid, pending in list(self._pending.items()):
             if pending.parts and rid not in spare:
                 self._refuse(rid, "evicted")
                 return True
@@ -324,6 +329,8 @@ class Dump:
         tap.remove(self)
         self.target.stop()
         self._pending.clear()
+        # However it ends, the target is given back between two passes.
+        tap.add(tap.AfterPass(self.runner, lambda rids: self.target.release() if current in (None, self) else None))
 
     def _say(self, key: str, sentence: str) -> None:
         if key not in self._said:

@@ -71,7 +71,8 @@ class Switch(threading.Thread):
         self._stopping = threading.Event()
         self._serial = 0
         self._problem = ""
-        self._waiting: _AfterPass | None = None
+        self._waiting: tap.AfterPass | None = None
+        self._changing = threading.Lock()
         self._noted: dict[str, Any] = {}
         self._control: ControlFile | None = None
         try:
@@ -85,10 +86,10 @@ class Switch(threading.Thread):
         while not self._stopping.wait(_LOOK_S):
             try:
                 self.look()
+                self._note()
             except Exception as error:
                 self._problem = f"{type(error).__name__}: {error}"
                 tap.failed("dump switch", error)
-            self._note()
 
     def stop(self) -> None:
         """At exit: leave nothing behind."""
@@ -119,32 +120,31 @@ class Switch(threading.Thread):
             return
         self._off()
         options = boundaries_of(command.spec, self._settings.dump)
-        self._wait_for_a_pass(_AfterPass(self._runner, lambda rids: self._begin(Path(directory), options, rids)))
-
-    def _begin(self, directory: Path, options: DumpSettings, rids: list[str]) -> None:
-        try:
-            dumps.begin(self._runner, directory, options).ignore(rids)
-            logger.info("sglang-eagle3-plugin: hidden states are dumped to %s from now on.", directory)
-        except Exception as error:
-            self._problem = f"there is no dump: {error}"
-            logger.warning("sglang-eagle3-plugin: %s.", self._problem)
-        self._waiting = None  # last, so that the record never says neither waiting nor on
-
-    def _off(self) -> None:
-        if self._waiting is not None:
-            tap.remove(self._waiting)
-            self._waiting = None
-        dump = dumps.current
-        if dump is None:
-            return
-        dumps.current = None
-        dump.end()
-        tap.add(_AfterPass(self._runner, lambda rids: dump.target.release() if dumps.current is None else None))
-        logger.info("sglang-eagle3-plugin: hidden states are dumped no more.")
-
-    def _wait_for_a_pass(self, waiting: _AfterPass) -> None:
+        waiting = tap.AfterPass(self._runner, lambda rids: self._begin(waiting, Path(directory), options, rids))
         self._waiting = waiting
         tap.add(waiting)
+
+    def _begin(self, waiting: tap.AfterPass, directory: Path, options: DumpSettings, rids: list[str]) -> None:
+        with self._changing:
+            if self._waiting is not waiting:  # taken back by the switch's thread while the pass ran
+                return
+            try:
+                dumps.begin(self._runner, directory, options).ignore(rids)
+                logger.info("sglang-eagle3-plugin: hidden states are dumped to %s from now on.", directory)
+            except Exception as error:
+                self._problem = f"there is no dump: {error}"
+                logger.warning("sglang-eagle3-plugin: %s.", self._problem)
+            self._waiting = None  # last, so that the record never says neither waiting nor on
+
+    def _off(self) -> None:
+        with self._changing:
+            if self._waiting is not None:
+                tap.remove(self._waiting)
+                self._waiting = None
+            dump, dumps.current = dumps.current, None
+        if dump is not None:
+            dump.end()
+            logger.info("sglang-eagle3-plugin: hidden states are dumped no more.")
 
     def _note(self) -> None:
         waiting = self._waiting is not None
@@ -155,23 +155,9 @@ class Switch(threading.Thread):
             "on": on,
             "waiting": waiting and not on,
             "directory": str(dump.spool.directory) if on and dump else None,
-            "boundaries": list(dump.boundaries) if on and dump else [],
+            "boundaries": list(dump.target.known) if on and dump else [],
             "problem": self._problem or (dump.spool.problem if dump is not None else ""),
         }
         if noted != self._noted:
             self._noted = noted
             records.note(NOTE, noted)
-
-
-class _AfterPass:
-    """A consumer of the tap that acts once, after the next pass of the target."""
-
-    def __init__(self, runner: Any, act: Any) -> None:
-        self._runner = runner
-        self._act = act
-
-    def on_forward(self, runner: Any, forward_batch: Any, output: Any) -> None:
-        """See `tap.Consumer`."""
-        if runner is self._runner:
-            tap.remove(self)
-            self._act(tap.request_ids(forward_batch) or [])

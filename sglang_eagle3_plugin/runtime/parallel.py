@@ -46,9 +46,9 @@ def check(runner: Any, stack: Any) -> None:
         for name, default, why in _NOT_WITH_THE_TAP:
             if getattr(arguments, name, default) not in (default, None):
                 raise CaptureError(f"the generic tap cannot serve {name}={getattr(arguments, name)}: {why}")
-        _turn_off_prefill_graphs(arguments, _PREFILL_GRAPHS, "layers that are replayed leave out the generic tap's hooks")
+        turn_off_prefill_graphs(arguments, PREFILL_GRAPHS, "layers that are replayed leave out the generic tap's hooks")
     elif {0, stack.num_layers} & set(stack.captured):
-        _turn_off_prefill_graphs(arguments, _COMPILED, "compiled layers may leave out boundaries 0 and L")
+        turn_off_prefill_graphs(arguments, _COMPILED, "compiled layers may leave out boundaries 0 and L")
     said = []
     # Up to 0.5.22 the runner keeps it too; the arguments keep it in every release.
     tp_size = int(getattr(arguments, "tp_size", 1))
@@ -104,11 +104,11 @@ def _captures_partial_sums(runner: Any, stack: Any) -> bool:
 
 
 _COMPILED = ("tc_piecewise",)
-_PREFILL_GRAPHS = ("tc_piecewise", "breakable", "full")
+PREFILL_GRAPHS = ("tc_piecewise", "breakable", "full")
 """Backends of prefill graphs (sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py); up to 0.5.13 only the first."""
 
 
-def _turn_off_prefill_graphs(arguments: Any, backends: tuple[str, ...], why: str) -> None:
+def turn_off_prefill_graphs(arguments: Any, backends: tuple[str, ...], why: str) -> None:
     """Have prefill run eagerly where one of these backends is chosen; SGLang asks after the target has been loaded."""
     graphs: Any = getattr(getattr(arguments, "cuda_graph_config", None), "prefill", None)
     backend: Any = getattr(graphs, "backend", None)

@@ -24,6 +24,8 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,17 +77,42 @@ failures: dict[str, int] = {}
 """Faults of consumers and starters of this process, by name."""
 
 
+_changing = threading.Lock()
+"""Held while ``consumers`` is changed; who only reads it needs none."""
+
+
 def add(consumer: Consumer) -> None:
     """Begin to deliver passes to a consumer; adding it again changes nothing. Safe from any thread."""
     global consumers
-    if consumer not in consumers:
-        consumers = (*consumers, consumer)
+    with _changing:
+        if consumer not in consumers:
+            consumers = (*consumers, consumer)
 
 
 def remove(consumer: Consumer) -> None:
-    """Deliver nothing more to a consumer. A pass that is under way may still reach it once."""
+    """Deliver nothing more to a consumer. A pass that is under way may still reach it once. Safe from any thread."""
     global consumers
-    consumers = tuple(one for one in consumers if one is not consumer)
+    with _changing:
+        consumers = tuple(one for one in consumers if one is not consumer)
+
+
+class AfterPass:
+    """A consumer that acts once, after the next pass of one runner: between two passes, on the thread that runs them.
+
+    Args:
+        runner: whose pass.
+        act: called with the ids of the requests that were in it.
+    """
+
+    def __init__(self, runner: Any, act: Callable[[list[str]], None]) -> None:
+        self._runner = runner
+        self._act = act
+
+    def on_forward(self, runner: Any, forward_batch: Any, output: Any) -> None:
+        """See :class:`Consumer`."""
+        if runner is self._runner:
+            remove(self)
+            self._act(request_ids(forward_batch) or [])
 
 
 def runner_ready(runner: Any) -> None:

@@ -96,8 +96,9 @@ def switch(pid: int, *, on: bool, directory: Path | None = None, boundaries: str
         raise UserError(str(error)) from error
     serials: dict[int, int] = {}
     file = None if directory is None else str(directory.absolute())
+    before: dict[int, str] = {}
     for state in states(pid):
-        serials[state.pid] = time.time_ns()
+        serials[state.pid], before[state.pid] = time.time_ns(), state.problem
         try:
             control.write(control.Command(state.pid, state.start_time, serials[state.pid], on, spec, file if on else None), KIND)
         except OSError as error:
@@ -106,7 +107,11 @@ def switch(pid: int, *, on: bool, directory: Path | None = None, boundaries: str
     nudged = False
     while True:
         now = states(pid)
-        obeyed = [state.serial == serials.get(state.pid, state.serial) or bool(state.problem) for state in now]
+        # A problem that stood there before is no answer to this command.
+        obeyed = [
+            state.serial == serials.get(state.pid, state.serial) or bool(state.problem and state.problem != before.get(state.pid))
+            for state in now
+        ]
         if all(obeyed) and any(state.waiting for state in now) and url and not nudged:
             nudged = True
             _nudge(url)

@@ -39,9 +39,13 @@ def test_the_record_of_a_dead_process_or_a_reused_pid_is_not_believed(tmp_path, 
     tmp_path.chmod(0o700)
     for name, pid, start in (("1", 2**22 + 7, 1), ("2", os.getpid(), 12345)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"pid": pid, "ppid": 1, "start_time": start, "patches": []}))
-    (tmp_path / "3.json").write_text("{torn")
+    (tmp_path / f"{2**22 + 9}.json").write_text("{torn")
     assert records.read_all() == []
     assert list(tmp_path.iterdir()) == []
+    living = tmp_path / f"{os.getppid()}.json"
+    living.write_text("{torn")  # another user's affair than ours: its process may be about to mend it
+    assert records.read_all() == []
+    assert living.exists()
 
 
 @pytest.mark.parametrize("kind", ["open to others", "symlink", "file"])

@@ -76,7 +76,11 @@ class Child:
             for one in theirs:
                 os.close(one)
         group = ranks and (str(ranks[0]), ranks[1])
-        self._send(frame(os.getpid(), multiprocessing.current_process().name, rank, group, path, descriptor))
+        try:
+            self._send(frame(os.getpid(), multiprocessing.current_process().name, rank, group, path, descriptor))
+        except BaseException:
+            self.close(0.0)
+            raise
 
     @property
     def pid(self) -> int:
@@ -159,17 +163,19 @@ class Child:
                 self._process.wait()
 
     def _finish(self, until: float) -> None:
-        while self._unsent and self._poll(self._data, select.POLLOUT, until):
+        # Heard as well: a child that cannot say its lines does not read on.
+        while self._unsent and self._poll(until, (self._data, select.POLLOUT), (self._status, select.POLLIN)):
             self.ready()
         os.close(self._data)
         self._data = -1
-        while self._poll(self._status, select.POLLIN, until):  # its end, which is a ChildError
+        while self._poll(until, (self._status, select.POLLIN)):  # its end, which is a ChildError
             self.hear()
 
     @staticmethod
-    def _poll(descriptor: int, event: int, until: float) -> bool:
+    def _poll(until: float, *wanted: tuple[int, int]) -> bool:
         poll = select.poll()
-        poll.register(descriptor, event)
+        for descriptor, event in wanted:
+            poll.register(descriptor, event)
         return bool(poll.poll(max(until - time.monotonic(), 0) * 1e3))
 
     def _send(self, data: bytes) -> None:

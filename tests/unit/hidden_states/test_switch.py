@@ -13,8 +13,9 @@ from sglang_eagle3_plugin.cli import main
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.runtime import dump as dumps
 from sglang_eagle3_plugin.runtime import dump_switch, tap
+from sglang_eagle3_plugin.runtime.capture import CaptureError
 from sglang_eagle3_plugin.runtime.debug import control
-from sglang_eagle3_plugin.runtime.dump_target import DumpTarget
+from sglang_eagle3_plugin.runtime.dump_target import DumpTarget, refuse_prefill_graphs
 from sglang_eagle3_plugin.server import dump as server
 from sglang_eagle3_plugin.settings import DumpSettings, Settings
 
@@ -28,7 +29,7 @@ class Dump:
         if options.boundaries == (99,):
             raise ValueError("boundary 99 is outside 0..8")
         self.enabled, self.ended, self.ignored, self.released = True, False, [], False
-        self.boundaries = options.boundaries or (2, 4, 5)
+        self.known = options.boundaries or (2, 4, 5)
         self.spool = Thing(directory=directory, problem="")
         self.target = self
 
@@ -38,6 +39,7 @@ class Dump:
     def end(self):
         self.enabled, self.ended = False, True
         tap.remove(self)
+        tap.add(tap.AfterPass(RUNNER, lambda rids: self.release()))
 
     def release(self):
         self.released = True
@@ -176,6 +178,7 @@ def test_the_target_is_as_it_was_once_it_is_released():
         model_config=Thing(num_hidden_layers=8),
         spec_algorithm=Thing(is_none=lambda: True),
         piecewise_cuda_graph_runner=graphs,
+        server_args=Thing(tp_size=1),
     )
     target = DumpTarget(runner, DumpSettings(boundaries=(2, 5)), lambda *said: None)
     assert (stack.layers_to_capture, model.capture_aux_hidden_states, graphs.can_run(None)) == ([2, 5], True, False)
@@ -183,16 +186,87 @@ def test_the_target_is_as_it_was_once_it_is_released():
     assert target.take() == {"input_ids": [7], "hidden_states": "final", "aux_hidden_states": "aux"}
     assert target.take() == {}
     target.stop()
-    assert graphs.can_run(None)
     assert not hasattr(processor, "hook")
+    assert not graphs.can_run(None), "a graph returns no captures, which the target still hands on"
     target.release()
-    assert (stack.layers_to_capture, model.capture_aux_hidden_states) == ([], False)
+    assert (stack.layers_to_capture, model.capture_aux_hidden_states, graphs.can_run(None)) == ([], False, True)
+
+
+def a_runner(stack=None, graphs=None, **arguments):
+    stack = stack or Module(layers=[Module() for _ in range(8)], layers_to_capture=[])
+    model = Module(stack, LogitsProcessor(), capture_aux_hidden_states=False)
+    model.set_eagle3_layers_to_capture = lambda ids: vars(model).update(capture_aux_hidden_states=True)
+    return Thing(
+        model=model,
+        model_config=Thing(num_hidden_layers=8),
+        spec_algorithm=Thing(is_none=lambda: True),
+        prefill_cuda_graph_runner=graphs,
+        server_args=Thing(tp_size=1, **arguments) if "tp_size" not in arguments else Thing(**arguments),
+    )
+
+
+def test_a_target_that_cannot_give_what_is_asked_is_as_it_was():
+    runner = a_runner(graphs=type("Graphs", (), {"can_run": lambda self, batch: True})())
+    with pytest.raises(CaptureError, match="final norm"):
+        DumpTarget(runner, DumpSettings(boundaries=(2, 8)), lambda *said: None)
+    assert runner.model.children[0].layers_to_capture == []
+    assert runner.model.capture_aux_hidden_states is False
+    assert runner.prefill_cuda_graph_runner.can_run(None)
+
+
+def test_graphs_that_are_yet_to_be_captured_are_not():
+    prefill = Thing(backend="breakable")
+    DumpTarget(a_runner(cuda_graph_config=Thing(prefill=prefill)), DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    assert prefill.backend == "disabled"
+
+
+def test_ranks_decide_alike_about_prefill_graphs():
+    def graphs():
+        return type("Graphs", (), {"can_run": lambda self, batch: True})()
+
+    late = a_runner(graphs=graphs(), tp_size=2)
+    with pytest.raises(CaptureError, match="start the server with EAGLE3_DUMP_DIR"):
+        DumpTarget(late, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    assert late.prefill_cuda_graph_runner.can_run(None)
+    assert late.model.capture_aux_hidden_states is False
+    early = a_runner(graphs=graphs(), tp_size=2)
+    refuse_prefill_graphs(early, begun=False)  # as every rank does at the start
+    target = DumpTarget(early, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    target.stop()
+    target.release()
+    assert not early.prefill_cuda_graph_runner.can_run(None), "the other ranks' stay off too"
+
+
+def test_fused_sums_are_refused_where_one_of_several_ranks_dumps():
+    runner = a_runner(tp_size=2, enable_flashinfer_allreduce_fusion=True)
+    with pytest.raises(CaptureError, match="enable_flashinfer_allreduce_fusion"):
+        DumpTarget(runner, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+
+
+def test_a_hook_that_was_removed_amid_a_pass_does_no_harm():
+    runner = a_runner()
+    target = DumpTarget(runner, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    hook = runner.model.children[1].hook
+    target.stop()
+    assert hook(None, ([7], "final")) is None  # torch forgets the keywords of a hook that has gone
+    assert target.take() == {}
+
+
+def test_off_while_the_dump_begins_wins(switch, monkeypatch):
+    order(switch)
+    waiting = switch._waiting
+    switch._off()  # between the pass and its consumer
+    waiting.on_forward(RUNNER, Thing(rids=[]), None)
+    assert (dumps.current, tap.consumers) == (None, ())
 
 
 def test_with_a_draft_the_boundaries_are_those_of_the_first_pass_and_stay():
     stack = Module(layers=[Module() for _ in range(8)], layers_to_capture=[])
     runner = Thing(
-        model=Module(stack, LogitsProcessor()), model_config=Thing(num_hidden_layers=8), spec_algorithm=Thing(is_none=lambda: False)
+        model=Module(stack, LogitsProcessor()),
+        model_config=Thing(num_hidden_layers=8),
+        spec_algorithm=Thing(is_none=lambda: False),
+        server_args=Thing(tp_size=1),
     )
     said = []
     target = DumpTarget(runner, DumpSettings(boundaries=(1, 2)), lambda *words: said.append(words))

@@ -1,10 +1,11 @@
-"""Paths as people write them, and a directory that one run at a time may write to."""
+"""Paths as people write them, files that are whole or not there, and a directory that one run at a time may write to."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 from sglang_eagle3_plugin.errors import UserError
@@ -13,6 +14,24 @@ from sglang_eagle3_plugin.errors import UserError
 def expanded(path: str | Path) -> Path:
     """Resolve a leading ``~``, or leave it: unlike `Path.expanduser`, this raises nothing where a user has no home."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file (UTF-8, mode 0644) so that a reader sees the old one or the new one, whole.
+
+    Raises:
+        OSError: it cannot be written; the old one stands.
+    """
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
+        try:
+            temporary.write(text)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            Path(temporary.name).chmod(0o644)
+            Path(temporary.name).replace(path)
+        except BaseException:
+            Path(temporary.name).unlink(missing_ok=True)
+            raise
 
 
 class Alone:

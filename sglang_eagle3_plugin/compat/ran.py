@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_eagle3_plugin import __version__, cache, releases
-from sglang_eagle3_plugin.survey.matrix import write
+from sglang_eagle3_plugin.paths import write_text
 
 IDS = (2, 4, 5)
 BOUNDARIES = (3, 5, 6)
@@ -165,4 +165,4 @@ def _write(directory: Path, runs: dict[str, dict[str, dict[str, Any]]], reasons:
     lost = [f"  {json.dumps(name)}: {json.dumps(reasons[name], ensure_ascii=False)}" for name in by_release(reasons)]
     sections = (("runs", [block(name) for name in by_release(runs)]), ("could_not", lost))
     parts = [f' "{title}": {{\n' + ",\n".join(body) + "\n }" for title, body in sections]
-    write(directory / "ran.json", "{\n" + ",\n".join(parts) + "\n}\n")
+    write_text(directory / "ran.json", "{\n" + ",\n".join(parts) + "\n}\n")

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_eagle3_plugin import releases, support
 from sglang_eagle3_plugin.compat import matrix, ran
 from sglang_eagle3_plugin.compat.matrix import Cell, Step
-from sglang_eagle3_plugin.survey.matrix import write
+from sglang_eagle3_plugin.paths import write_text
 
 LEVELS = {
     support.NATIVE: "works unmodified, and one list of layer ids gives one wiring. Whether it is the draft's, depends on the rule.",
@@ -36,11 +36,11 @@ _KNOWN_BY = "KimiK25ForConditionalGeneration"
 def render(directory: Path) -> None:
     """Write both pages into a directory, and the summary into the README beside it, if that has a place for it."""
     directory.mkdir(parents=True, exist_ok=True)
-    write(directory / MARKDOWN, markdown())
-    write(directory / PAGE, page())
+    write_text(directory / MARKDOWN, markdown())
+    write_text(directory / PAGE, page())
     beside = directory.resolve().parent / "README.md"
     if beside.is_file() and (before := beside.read_text(encoding="utf-8")) != (after := readme(before)):
-        write(beside, after)
+        write_text(beside, after)
 
 
 def readme(text: str) -> str:

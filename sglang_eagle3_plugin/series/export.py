@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.paths import write_text
 from sglang_eagle3_plugin.series.changes import REGISTRY
 from sglang_eagle3_plugin.series.source import Source
 
@@ -177,8 +178,8 @@ def write(series: Series, root: Path, known: dict[str, Any]) -> str:
     for stale in {p.name for p in target.glob("*.patch")} - set(series.patches):
         (target / stale).unlink()
     for name, text in series.patches.items():
-        (target / name).write_text(text)
-    (target / "series").write_text("".join(f"{name}\n" for name in series.patches))
+        write_text(target / name, text)
+    write_text(target / "series", "".join(f"{name}\n" for name in series.patches))
     known[series.release] = series.entry(directory)
     return directory
 
@@ -198,8 +199,8 @@ def write_upstream(series: Series, root: Path) -> str:
     for stale in {p.name for p in directory.glob("*.patch")} - set(series.patches):
         (directory / stale).unlink()
     for name, text in series.patches.items():
-        (directory / name).write_text(text)
-    (directory / "series").write_text("".join(f"{name}\n" for name in series.patches))
+        write_text(directory / name, text)
+    write_text(directory / "series", "".join(f"{name}\n" for name in series.patches))
     return directory.name
 
 
@@ -216,6 +217,6 @@ def write_map(root: Path, known: dict[str, Any]) -> None:
     """Write the map ``releases.json``: releases in order of age, paths sorted."""
     from packaging.version import Version
 
-    draft = root / "releases.json.new"
-    draft.write_text(json.dumps({release: known[release] for release in sorted(known, key=Version)}, indent=1) + "\n")
-    draft.replace(root / "releases.json")
+    write_text(
+        root / "releases.json", json.dumps({release: known[release] for release in sorted(known, key=Version)}, indent=1) + "\n"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import Any
 
 from sglang_eagle3_plugin import releases
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.paths import write_text
 from sglang_eagle3_plugin.releases import ClassFacts
 from sglang_eagle3_plugin.survey import archive as archives
 from sglang_eagle3_plugin.survey import facts as survey_facts
@@ -109,8 +109,8 @@ def save(directory: Path, survey_of: Mapping[str, Surveyed]) -> None:
     class_names = sorted({c for s in survey_of.values() for c in s.classes})
     runs = {class_name: _runs(names, [survey_of[n].classes.get(class_name) for n in names]) for class_name in class_names}
     directory.mkdir(parents=True, exist_ok=True)
-    write(directory / "releases.json", _lines("releases", {name: [entry] for name, entry in whole.items()}, single=True))
-    write(directory / "classes.json", _lines("classes", runs))
+    write_text(directory / "releases.json", _lines("releases", {name: [entry] for name, entry in whole.items()}, single=True))
+    write_text(directory / "classes.json", _lines("classes", runs))
 
 
 def _runs(names: Sequence[str], facts: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
@@ -131,20 +131,6 @@ def _lines(top: str, table: Mapping[str, Sequence[dict[str, Any]]], single: bool
         body = lines[0] if single else "[\n   " + ",\n   ".join(lines) + "\n  ]"
         blocks.append(f"  {json.dumps(name)}: {body}")
     return f'{{\n "{top}": {{\n' + ",\n".join(blocks) + "\n }\n}\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
-        try:
-            temporary.write(text)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            Path(temporary.name).chmod(0o644)
-            Path(temporary.name).replace(path)
-        except BaseException:
-            Path(temporary.name).unlink(missing_ok=True)
-            raise
 
 
 def _key(archive: Archive, path: str) -> tuple[str, int | None, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sglang_eagle3_plugin import support
+from sglang_eagle3_plugin import paths, support
 from sglang_eagle3_plugin.cli import compat as command
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.releases import DEAD, RULES, UNKNOWN
@@ -311,14 +311,14 @@ def test_a_file_shared_by_releases_is_read_once(tmp_path, monkeypatch):
 
 def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch):
     path = tmp_path / "t.json"
-    matrix.write(path, "old")
+    paths.write_text(path, "old")
 
     def fail(*arguments):
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        matrix.write(path, "new")
+        paths.write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 

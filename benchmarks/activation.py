@@ -7,9 +7,12 @@ not lost in the seconds that SGLang's own imports take.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
+
+from sglang_eagle3_plugin.rig.engine import ENVIRONMENT, SITE
 
 INSIDE = """
 import json, sys, time
@@ -36,10 +39,13 @@ for patch in sglang_eagle3_plugin.patches.REGISTRY:
 print("\\n" + json.dumps(spent))
 """
 
+# SGLang's kernels want a GPU when they are imported; the rig's stand-ins don't.
+CPU = os.environ | ENVIRONMENT | {"PYTHONPATH": str(SITE)}
+
 runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
 totals = []
 for _ in range(runs):
-    done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=True, env=CPU)
     spent = json.loads(done.stdout.splitlines()[-1])
     totals.append(sum(spent.values()) * 1000)
 parts = {name.rpartition(".")[2]: round(seconds * 1000, 1) for name, seconds in spent.items()}

@@ -52,7 +52,7 @@ def test_a_certain_fault_stops_the_launch(environment, tiny, release, fault):
     make, arguments, parts = FAULTS[fault]
     spec = EngineSpec(tiny.target("kimi-k25").path, make(tiny), arguments=arguments)
     with engine._workplace(spec) as place:
-        flags = engine._flags(spec.engine_arguments(release))
+        flags = engine.flags(spec.engine_arguments(release))
         done = subprocess.run(
             [str(environment(release).python), "-X", "importtime", "-m", "sglang.launch_server", *flags],
             env=place.variables,

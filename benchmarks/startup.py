@@ -26,13 +26,14 @@ def start(python: Path) -> float:
 with tempfile.TemporaryDirectory() as scratch:
     env = Path(scratch, "env")
     for command in (
-        ["uv", "build", "-q", "--wheel", "-o", scratch, str(ROOT)],
-        ["uv", "venv", "-q", "--python", sys.executable, str(env)],
+        [sys.executable, "-m", "uv", "build", "-q", "--wheel", "-o", scratch, str(ROOT)],
+        [sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, str(env)],
     ):
         subprocess.run(command, check=True)
     wheel = next(Path(scratch).glob("*.whl"))
     subprocess.run(
-        ["uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(env / "bin/python"), str(wheel)], check=True
+        [sys.executable, "-m", "uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(env / "bin/python"), str(wheel)],
+        check=True,
     )
     pth = next(env.glob("lib/python*/site-packages/sglang_eagle3_plugin.pth"))
     away = pth.with_suffix(".away")

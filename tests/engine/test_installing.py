@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from sglang_eagle3_plugin.rig import installing
+from sglang_eagle3_plugin.rig import environments, installing
 from sglang_eagle3_plugin.rig.environments import Environment, uv
 
 pytestmark = pytest.mark.engine
@@ -46,7 +47,9 @@ from sglang_eagle3_plugin.rig import installing
 from sglang_eagle3_plugin.rig.environments import Environment
 installing.install_plugin(Environment("none", Path(sys.argv[1]), Path(sys.argv[2])))
 """
-    subprocess.run([first.python, "-c", code, second.python, second.root], check=True)
+    # The environment has the plugin without its extra `rig`; uv is found on the path then.
+    path = f"{Path(environments._find_uv()).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run([first.python, "-c", code, second.python, second.root], check=True, env=os.environ | {"PATH": path})
     assert ours(second) == ours(first)
     assert any(name.endswith("site-packages/sglang_eagle3_plugin.pth") for name in ours(second))
     site = next(first.root.glob("lib/python*/site-packages"))

@@ -38,7 +38,6 @@ def test_the_sdist_holds_what_a_packager_needs(built):
         "SECURITY.md",
         "Makefile",
         "pyproject.toml",
-        "tests/conftest.py",
         "docs/README.md",
     }
     assert wanted <= names

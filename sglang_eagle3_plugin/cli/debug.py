@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import click
 from rich.console import Console
 
 from sglang_eagle3_plugin import records
+from sglang_eagle3_plugin.cli.options import of_a_server, pid_of
 from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.runtime.debug.report import line_of
-from sglang_eagle3_plugin.server import debug, processes
-
-
-def _server(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--json", "as_json", is_flag=True, help="JSON in place of text.")(function)
-    function = click.option("--pid", type=int, help="The server, by the pid of any of its processes.")(function)
-    return click.option("--url", metavar="URL", help="The server, by its address on this machine.")(function)
-
-
-def _pid(url: str | None, pid: int | None) -> int:
-    if bool(url) == bool(pid):
-        raise click.UsageError("give --url or --pid")
-    return processes.listening_on(url) if url else int(pid or 0)
+from sglang_eagle3_plugin.server import debug
 
 
 @click.group(name="debug")
@@ -39,36 +26,36 @@ def command() -> None:
 @command.command("on")
 @click.argument("spec", default="1")
 @click.option("--file", metavar="FILE", help="Where JSON lines go; by default to a file of its own for each process.")
-@_server
+@of_a_server
 def on(spec: str, file: str | None, url: str | None, pid: int | None, as_json: bool) -> int:
     """Turn debug on, with a SPEC such as steps=20,every=100,values=5,requests=ID,rate=20,ids=1.
 
     The first STEPS steps, then each EVERY-th. Exit status 1 when a process did not obey.
     """
-    return _show(debug.switch(_pid(url, pid), on=True, spec=spec, file=file), as_json)
+    return _show(debug.switch(pid_of(url, pid), on=True, spec=spec, file=file), as_json)
 
 
 @command.command("off")
-@_server
+@of_a_server
 def off(url: str | None, pid: int | None, as_json: bool) -> int:
     """Turn debug off. Exit status 1 when a process did not obey."""
-    return _show(debug.switch(_pid(url, pid), on=False), as_json)
+    return _show(debug.switch(pid_of(url, pid), on=False), as_json)
 
 
 @command.command("status")
-@_server
+@of_a_server
 def status(url: str | None, pid: int | None, as_json: bool) -> int:
     """Say what debug does in each process. Exit status 1 when one has a problem."""
-    return _show(debug.states(_pid(url, pid)), as_json)
+    return _show(debug.states(pid_of(url, pid)), as_json)
 
 
 @command.command("tail")
 @click.option("-n", "last", type=click.IntRange(min=0), default=10, show_default=True, help="Lines from before.")
 @click.option("--no-follow", is_flag=True, help="Print those and stop.")
-@_server
+@of_a_server
 def tail(last: int, no_follow: bool, url: str | None, pid: int | None, as_json: bool) -> int:
     """Print debug's lines as they come, until the server ends or Ctrl-C; with --json as they are written."""
-    server = _pid(url, pid)
+    server = pid_of(url, pid)
     began = records.start_time(server)
     for line in debug.tail(server, last, lambda: not no_follow and records.start_time(server) == began):
         click.echo(line if as_json else line_of(line))

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
+from sglang_eagle3_plugin.cli.options import of_a_server, pid_of
 from sglang_eagle3_plugin.cli.untrusted import escape
-from sglang_eagle3_plugin.server import dump, processes
-
-
-def _server(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
-    function = click.option("--pid", type=int, help="The server, by the pid of any of its processes.")(function)
-    return click.option("--url", metavar="URL", help="The server, by its address on this machine.")(function)
-
-
-def _pid(url: str | None, pid: int | None) -> int:
-    if bool(url) == bool(pid):
-        raise click.UsageError("give --url or --pid")
-    return processes.listening_on(url) if url else int(pid or 0)
+from sglang_eagle3_plugin.server import dump
 
 
 @click.group(name="dump")
@@ -38,24 +25,24 @@ def command() -> None:
 @command.command("on")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where to; the server's EAGLE3_DUMP_DIR unless given.")
 @click.option("--boundaries", default="", metavar="B,B,B", help="Which, or 'all'; as the server was started unless given.")
-@_server
+@of_a_server
 def on(directory: Path | None, boundaries: str, url: str | None, pid: int | None, as_json: bool) -> int:
     """Begin a dump; one that is on ends first. Exit status 1 when a process did not obey."""
-    return _show(dump.switch(_pid(url, pid), on=True, directory=directory, boundaries=boundaries, url=url), as_json)
+    return _show(dump.switch(pid_of(url, pid), on=True, directory=directory, boundaries=boundaries, url=url), as_json)
 
 
 @command.command("off")
-@_server
+@of_a_server
 def off(url: str | None, pid: int | None, as_json: bool) -> int:
     """End the dump; what is complete is written. Exit status 1 when a process did not obey."""
-    return _show(dump.switch(_pid(url, pid), on=False), as_json)
+    return _show(dump.switch(pid_of(url, pid), on=False), as_json)
 
 
 @command.command("status")
-@_server
+@of_a_server
 def status(url: str | None, pid: int | None, as_json: bool) -> int:
     """Say whether each process dumps, where to, and what became of its requests. Exit status 1 when one has a problem."""
-    return _show(dump.states(_pid(url, pid)), as_json)
+    return _show(dump.states(pid_of(url, pid)), as_json)
 
 
 def _show(states: list[dump.State], as_json: bool) -> int:

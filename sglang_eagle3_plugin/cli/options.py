@@ -1,11 +1,14 @@
-"""Kinds of option values that more than one command takes."""
+"""Options, and kinds of their values, that more than one command takes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
+
+from sglang_eagle3_plugin.server import processes
 
 
 class Finite(click.FloatRange):
@@ -20,3 +23,22 @@ class Finite(click.FloatRange):
 
 
 SECONDS = Finite(min=0)
+
+
+def of_a_server(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options ``--url``, ``--pid`` and ``--json`` of a command about a server on this machine; see :func:`pid_of`."""
+    function = click.option("--json", "as_json", is_flag=True, help="JSON in place of text.")(function)
+    function = click.option("--pid", type=int, help="The server, by the pid of any of its processes.")(function)
+    return click.option("--url", metavar="URL", help="The server, by its address on this machine.")(function)
+
+
+def pid_of(url: str | None, pid: int | None) -> int:
+    """The server that ``--url`` or ``--pid`` names.
+
+    Raises:
+        click.UsageError: neither or both are given.
+        UserError: nobody listens there.
+    """
+    if bool(url) == bool(pid):
+        raise click.UsageError("give --url or --pid")
+    return processes.listening_on(url) if url else int(pid or 0)

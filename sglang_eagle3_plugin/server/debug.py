@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_eagle3_plugin import records
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.runtime.debug import control
 from sglang_eagle3_plugin.runtime.debug.spec import SpecError, parse
-from sglang_eagle3_plugin.server import processes
+from sglang_eagle3_plugin.server import processes, switching
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 
 OBEY_S = 5.0
@@ -61,17 +60,8 @@ def states(pid: int) -> list[State]:
     Raises:
         UserError: there is no such process, the records can't be read, or no process of it can be switched.
     """
-    family = processes.tree(pid)
-    try:
-        _clean()
-        found = [record for record in records.read_all() if record["pid"] in family and "debug" in record]
-    except OSError as error:
-        raise UserError(f"the plugin's records cannot be read ({error}); set EAGLE3_RUNTIME_DIR as the server has it") from error
-    if not found:
-        raise UserError(
-            f"no process of server {pid} can be switched: it has not loaded its model yet, or runs without the plugin "
-            "(`sglang-eagle3 status` tells); run this as the server's user"
-        )
+    why_not = "can be switched: it has not loaded its model yet, or runs without the plugin"
+    found = switching.noted(pid, "debug", "[0-9]*.debug*", why_not)
     return [_state(record) for record in found]
 
 
@@ -94,28 +84,18 @@ def switch(pid: int, *, on: bool, spec: str = "1", file: str | None = None) -> l
         spec = str(parse(spec))
     except SpecError as error:
         raise UserError(str(error)) from error
-    serials: dict[int, int] = {}
-    before: dict[int, str] = {}
-    for state in states(pid):
-        serials[state.pid], before[state.pid] = time.time_ns(), state.problem
-        own = str(control.lines_for(state.pid)) if file is None else str(Path(file).absolute())
-        try:
-            control.write(control.Command(state.pid, state.start_time, serials[state.pid], on, spec, own if on else None))
-        except OSError as error:
-            raise UserError(f"the control file of process {state.pid} cannot be written ({error}); run this as its user") from error
+    first = states(pid)
+    before = {state.pid: state.problem for state in first}
+    files = {one: str(control.lines_for(one)) if file is None else str(Path(file).absolute()) for one in before}
+    serials = switching.command(first, "debug", on, spec, dict(files))
     until = time.monotonic() + OBEY_S
     while True:
         now = states(pid)
         # A problem that was there before is of an earlier command: this one may still be obeyed.
-        settled = all(obeyed(state, serials) or state.problem != before.get(state.pid, "") for state in now)
+        settled = all(switching.obeyed(state, serials) or state.problem != before.get(state.pid, "") for state in now)
         if settled or time.monotonic() > until:
-            return [state if obeyed(state, serials) else _not_obeying(state) for state in now]
+            return [state if switching.obeyed(state, serials) else _not_obeying(state) for state in now]
         time.sleep(_LOOK_S)
-
-
-def obeyed(state: State, serials: dict[int, int]) -> bool:
-    """Whether a process has obeyed the command with its serial."""
-    return state.serial == serials.get(state.pid, state.serial)
 
 
 def tail(pid: int, last: int, alive: Callable[[], bool]) -> Iterator[str]:
@@ -162,10 +142,3 @@ def _not_obeying(state: State) -> State:
 def _time_of(line: str) -> str:
     # Every line begins {"v":1,"time":1764436496.123,...; a torn one sorts anywhere.
     return line.partition('"time":')[2][:14]
-
-
-def _clean() -> None:
-    """Take away what processes left that were killed."""
-    for path in records.directory().glob("[0-9]*.debug*"):
-        if records.start_time(int(path.name.partition(".")[0])) is None:
-            path.unlink(missing_ok=True)

@@ -9,12 +9,10 @@ from typing import Any
 
 import httpx
 
-from sglang_eagle3_plugin import records
 from sglang_eagle3_plugin.errors import UserError
-from sglang_eagle3_plugin.runtime.debug import control
 from sglang_eagle3_plugin.runtime.debug.spec import SpecError
 from sglang_eagle3_plugin.runtime.dump_switch import KIND, NOTE, boundaries_of
-from sglang_eagle3_plugin.server import processes
+from sglang_eagle3_plugin.server import processes, switching
 from sglang_eagle3_plugin.settings import DumpSettings
 
 OBEY_S = 20.0
@@ -57,19 +55,8 @@ def states(pid: int) -> list[State]:
     Raises:
         UserError: there is no such process, the records can't be read, or no process of it can be switched.
     """
-    family = processes.tree(pid)
-    try:
-        for path in records.directory().glob(f"[0-9]*.{KIND}"):  # of processes that were killed
-            if records.start_time(int(path.stem)) is None:
-                path.unlink(missing_ok=True)
-        found = [record for record in records.read_all() if record["pid"] in family and NOTE in record]
-    except OSError as error:
-        raise UserError(f"the plugin's records cannot be read ({error}); set EAGLE3_RUNTIME_DIR as the server has it") from error
-    if not found:
-        raise UserError(
-            f"no process of server {pid} can dump: it has not loaded its model yet, has pipeline stages, or runs without the "
-            "plugin (`sglang-eagle3 status` tells); run this as the server's user"
-        )
+    why_not = "can dump: it has not loaded its model yet, has pipeline stages, or runs without the plugin"
+    found = switching.noted(pid, NOTE, f"[0-9]*.{KIND}", why_not)
     return [_state(record) for record in found]
 
 
@@ -94,23 +81,17 @@ def switch(pid: int, *, on: bool, directory: Path | None = None, boundaries: str
         boundaries_of(spec, DumpSettings())
     except SpecError as error:
         raise UserError(str(error)) from error
-    serials: dict[int, int] = {}
     file = None if directory is None else str(directory.absolute())
-    before: dict[int, str] = {}
-    for state in states(pid):
-        serials[state.pid], before[state.pid] = time.time_ns(), state.problem
-        try:
-            control.write(control.Command(state.pid, state.start_time, serials[state.pid], on, spec, file if on else None), KIND)
-        except OSError as error:
-            raise UserError(f"the control file of process {state.pid} cannot be written ({error}); run this as its user") from error
+    first = states(pid)
+    before = {state.pid: state.problem for state in first}
+    serials = switching.command(first, KIND, on, spec, dict.fromkeys(before, file))
     until = time.monotonic() + OBEY_S
     nudged = False
     while True:
         now = states(pid)
         # A problem that stood there before is no answer to this command.
         obeyed = [
-            state.serial == serials.get(state.pid, state.serial) or bool(state.problem and state.problem != before.get(state.pid))
-            for state in now
+            switching.obeyed(state, serials) or bool(state.problem and state.problem != before.get(state.pid)) for state in now
         ]
         if all(obeyed) and any(state.waiting for state in now) and url and not nudged:
             nudged = True

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_eagle3_plugin.runtime import tap
+
 INNER = """
     class DeepseekV3ForCausalLM:
         def __init__(self, *a): pass
@@ -23,6 +25,15 @@ WRAPPER = """
             self.language_model = DeepseekV3ForCausalLM(config)
         def forward(self): return self.language_model
 """
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A runtime directory of the test's own, and a tap that nobody looks through."""
+    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "runtime ü"))
+    monkeypatch.setattr(tap, "consumers", ())
+    monkeypatch.setattr(tap, "failures", {})
+    return tmp_path
 
 
 @pytest.fixture

@@ -68,12 +68,7 @@ def step(number: int, zeroed: bool = False) -> Arrived:
 STEPS = [step(1), step(2, zeroed=True), step(3)]
 
 
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "runtime ü"))
-    monkeypatch.setattr(tap, "consumers", ())
-    monkeypatch.setattr(tap, "failures", {})
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("place")
 
 
 @pytest.fixture

@@ -22,13 +22,7 @@ from sglang_eagle3_plugin.runtime.debug.report import Labels
 from sglang_eagle3_plugin.runtime.debug.spec import Spec
 from sglang_eagle3_plugin.settings import Settings
 
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "runtime ü"))
-    monkeypatch.setattr(tap, "consumers", ())
-    monkeypatch.setattr(tap, "failures", {})
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def command(**changes) -> control.Command:

@@ -99,45 +99,21 @@ def inside(path: str) -> None:
 
 def load(given: dict[str, Any]) -> tuple[Any, Any, list[float]]:
     """SGLang's own offline benchmark, a runner that it loaded, and the list that each forward pass adds its seconds to."""
-    from sglang.srt import server_args as arguments_module
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.server_args import PortArgs, ServerArgs
+    from sglang_eagle3_plugin.rig import one_batch
 
-    try:
-        from sglang import bench_one_batch as bench
-    except ImportError:  # from 0.5.20 or so
-        from sglang.benchmark import one_batch as bench
     spent: list[float] = []
-    forward, init_new = ModelRunner.forward, ForwardBatch.init_new
 
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = time.thread_time()
-        output = forward(self, *args, **kwargs)
-        spent.append(time.thread_time() - begin)
-        return output
+    def observe(forward: Any) -> Any:
+        def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time()
+            output = forward(self, *args, **kwargs)
+            spent.append(time.thread_time() - begin)
+            return output
 
-    def full(*args: Any, **kwargs: Any) -> Any:
-        batch = init_new(*args, **kwargs)
-        batch.capture_hidden_mode = CaptureHiddenMode.FULL
-        return batch
+        return timed
 
-    ModelRunner.forward, ForwardBatch.init_new = timed, staticmethod(full)
-    bench.get_tokenizer = lambda *args, **kwargs: None
-    bench.suppress_other_loggers = lambda: None
-    if hasattr(bench, "bootstrap"):
-        bench.bootstrap._bind_threads_if_cpu = lambda *args, **kwargs: None
-    arguments = ServerArgs(**given)
-    if hasattr(arguments, "resolve_once"):
-        arguments.resolve_once()
-    if hasattr(arguments_module, "set_global_server_args_for_scheduler"):
-        arguments_module.set_global_server_args_for_scheduler(arguments)
-    ports = PortArgs.init_new(arguments)
-    if hasattr(bench, "publish"):
-        ranks = bench.SpawnRanks(world_rank=bench.spawn_world_rank(arguments, tp_rank=0, pp_rank=0), gpu_id=0)
-        bench.publish(arguments, role="scheduler", ranks=ranks)
-        bench._init_process_global_configs()
-    return bench, bench.load_model(arguments, ports, 0, 0)[0], spent
+    bench = one_batch.prepare(observe)
+    return bench, one_batch.load(bench, given), spent
 
 
 def switches(model_runner: Any) -> dict[str, Callable[[], None]]:
@@ -159,15 +135,16 @@ def switches(model_runner: Any) -> dict[str, Callable[[], None]]:
 
 def each_pass(bench: Any, runner: Any, prompts: list[list[int]]) -> Iterator[tuple[str, Callable[[], None]]]:
     """A prefill, then decode steps after the last one made; each can be made any number of times."""
+    from sglang_eagle3_plugin.rig import one_batch
+
     model_runner = getattr(runner, "torch_runner", runner)
-    extend = runner.extend if hasattr(runner, "extend") else lambda r: bench.extend(r, runner)
     decode = runner.decode if hasattr(runner, "decode") else lambda t, b: bench.decode(t, b, runner)
     last: list[Any] = []
 
     def prefill() -> None:
         model_runner.req_to_token_pool.clear()
         model_runner.token_to_kv_pool_allocator.clear()
-        last[:] = extend(bench.prepare_synthetic_inputs_for_latency_test(BATCH, len(prompts[0]), prompts))
+        last[:] = one_batch.extend(bench, runner, bench.prepare_synthetic_inputs_for_latency_test(BATCH, len(prompts[0]), prompts))
 
     def step() -> None:
         last[0] = decode(last[0], last[2])[0]

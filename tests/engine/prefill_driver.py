@@ -20,31 +20,20 @@ PROMPT = [17, 34, 51]
 
 def main(path: str) -> None:
     import torch
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
-    from sglang.srt.model_executor.model_runner import ModelRunner
 
-    try:
-        from sglang import bench_one_batch as bench
-    except ImportError:  # from 0.5.20 or so
-        from sglang.benchmark import one_batch as bench
+    from sglang_eagle3_plugin.rig import one_batch
+
     last = {}
-    forward, init_new = ModelRunner.forward, ForwardBatch.init_new
 
-    def looked_at(self, *args, **kwargs):
-        output = forward(self, *args, **kwargs)
-        last["states"] = getattr(output.logits_output, "hidden_states", None)
-        return output
+    def observe(forward):
+        def looked_at(self, *args, **kwargs):
+            output = forward(self, *args, **kwargs)
+            last["states"] = getattr(output.logits_output, "hidden_states", None)
+            return output
 
-    def full(*args, **kwargs):
-        batch = init_new(*args, **kwargs)
-        batch.capture_hidden_mode = CaptureHiddenMode.FULL
-        return batch
+        return looked_at
 
-    ModelRunner.forward, ForwardBatch.init_new = looked_at, staticmethod(full)
-    bench.get_tokenizer = lambda *args, **kwargs: None
-    bench.suppress_other_loggers = lambda: None
-    if hasattr(bench, "bootstrap"):
-        bench.bootstrap._bind_threads_if_cpu = lambda *args, **kwargs: None
+    bench = one_batch.prepare(observe)
     for one in json.loads(Path(path).read_text()):
         os.environ["EAGLE3_RIG_LABEL"] = one["label"]
         last.clear()
@@ -60,24 +49,14 @@ def main(path: str) -> None:
 def prefill(bench, one, last):
     import torch
     from eagle3_rig.observer import look
-    from sglang.srt import server_args as arguments_module
-    from sglang.srt.server_args import PortArgs, ServerArgs
 
-    arguments = ServerArgs(**one["arguments"])
-    if hasattr(arguments, "resolve_once"):
-        arguments.resolve_once()
-    if hasattr(arguments_module, "set_global_server_args_for_scheduler"):
-        arguments_module.set_global_server_args_for_scheduler(arguments)
-    ports = PortArgs.init_new(arguments)
-    if hasattr(bench, "publish"):
-        ranks = bench.SpawnRanks(world_rank=bench.spawn_world_rank(arguments, tp_rank=0, pp_rank=0), gpu_id=0)
-        bench.publish(arguments, role="scheduler", ranks=ranks)
-        bench._init_process_global_configs()
-    runner = bench.load_model(arguments, ports, 0, 0)[0]
+    from sglang_eagle3_plugin.rig import one_batch
+
+    runner = one_batch.load(bench, one["arguments"])
 
     def extend():
         requests = bench.prepare_synthetic_inputs_for_latency_test(1, len(PROMPT), [PROMPT])
-        return (runner.extend(requests) if hasattr(runner, "extend") else bench.extend(requests, runner))[0].flatten().tolist()
+        return one_batch.extend(bench, runner, requests)[0].flatten().tolist()
 
     following = extend()
     states = last["states"]

@@ -62,25 +62,19 @@ class Claim:
         return self.record or self.name
 
 
-def row(figures: Figures, configuration: str) -> Figures:
-    return next(found for found in figures["rows"] if found["configuration"] == configuration)
+def row(figures: Figures, size: str, configuration: str) -> Figures:
+    return next(found for found in figures["sizes"][size]["rows"] if found["configuration"] == configuration)
 
 
-def best(figures: Figures, configuration: str) -> float:
-    """The fastest round over the fastest round of what it is held against: other work on the machine only slows rounds down."""
-    own = row(figures, configuration)
-    return round(float(own["range"][1] / row(figures, own["against"])["range"][1]), 4)
+def ratio(figures: Figures, size: str, configuration: str) -> str:
+    own = row(figures, size, configuration)
+    low, high = own["ratio_95"]
+    return f"median {own['ratio']} of {own['rounds']} rounds (95 %: {low} to {high})"
 
 
-def ratio(figures: Figures, configuration: str) -> str:
-    own = row(figures, configuration)
-    low, high = own["ratio_quartiles"]
-    return f"median {own['ratio']} (quartiles {low} to {high}), best rounds {best(figures, configuration)}"
-
-
-def kept(figures: Figures, configuration: str, least: float) -> bool | None:
-    """Whether a ratio is at least so much; None where the rounds spread too widely to tell."""
-    low, high = row(figures, configuration)["ratio_quartiles"]
+def kept(figures: Figures, size: str, configuration: str, least: float) -> bool | None:
+    """Whether a ratio is at least so much; None where the rounds are too few, or spread too widely, to tell."""
+    low, high = row(figures, size, configuration)["ratio_95"]
     return True if low >= least else False if high < least else None
 
 
@@ -139,40 +133,45 @@ CPU = (
     ),
 )
 
+
+def on_gpu(name: str, what: str, configuration: str, least: float | None, size: str = "7e9", record: str = "h200") -> Claim:
+    """A ratio of the one run on a GPU."""
+    promise, holds = "", None
+    if least is not None:
+        promise, holds = f"at least {least}", lambda f: kept(f, size, configuration, least)
+    command = ("benchmarks/h200.py", "{out}")
+    return Claim(name, what, promise, command, lambda f: ratio(f, size, configuration), holds, record=record)
+
+
 H200 = (
-    Claim(
+    on_gpu(
         "h200",
-        "decode throughput on an H200, CUDA graphs on, with the plugin, against not installed",
-        "at least 0.998",
-        ("benchmarks/h200.py", "{out}"),
-        lambda f: ratio(f, "perfect draft, plugin"),
-        lambda f: kept(f, "perfect draft, plugin", 0.998),
+        "decode throughput on an H200, CUDA graphs on, target of 7e9: with the plugin, against not installed",
+        "perfect draft, plugin",
+        0.998,
+        record="",
     ),
-    Claim(
-        "h200-wiring",
-        "the same with boundaries 0 and L captured, against inner ones",
-        "at least 0.995",
-        ("benchmarks/h200.py", "{out}"),
-        lambda f: ratio(f, "perfect draft, plugin, boundaries 0 and L captured"),
-        lambda f: kept(f, "perfect draft, plugin, boundaries 0 and L captured", 0.995),
-        record="h200",
-    ),
-    Claim(
+    on_gpu("h200-small", "the same, target of 3e9", "perfect draft, plugin", 0.998, "3e9"),
+    on_gpu(
         "h200-debug",
-        "the same with `EAGLE3_DEBUG` reading every step, against off",
-        "at least 0.97",
-        ("benchmarks/h200.py", "{out}"),
-        lambda f: ratio(f, "perfect draft, EAGLE3_DEBUG, every step"),
-        lambda f: kept(f, "perfect draft, EAGLE3_DEBUG, every step", 0.97),
-        record="h200",
+        "target of 7e9: `EAGLE3_DEBUG` reading every step, against off",
+        "perfect draft, EAGLE3_DEBUG, every step",
+        0.97,
     ),
-    Claim(
+    on_gpu("h200-debug-small", "the same, target of 3e9", "perfect draft, EAGLE3_DEBUG, every step", 0.97, "3e9"),
+    on_gpu(
+        "h200-wiring",
+        "target of 3e9: boundaries 0 and L captured, against inner ones",
+        "perfect draft, plugin, boundaries 0 and L captured",
+        0.995,
+        "3e9",
+    ),
+    on_gpu(
         "h200-graphs",
-        "the same with `--disable-cuda-graph`, which debugging inside a model would need",
-        "",
-        ("benchmarks/h200.py", "{out}"),
-        lambda f: ratio(f, "perfect draft, --disable-cuda-graph"),
-        record="h200",
+        "target of 3e9: `--disable-cuda-graph`, which debugging inside a model would need",
+        "perfect draft, --disable-cuda-graph",
+        None,
+        "3e9",
     ),
 )
 
@@ -279,22 +278,30 @@ def throughput() -> str:
     found = told["figures"]
     lines = [
         "\n## Decode throughput on one GPU, one run\n",
-        f"{found['device']}, SGLang {found['sglang']}, torch {found['torch']}, {found['model']}; CUDA graphs on, batch 1,",
-        f"num_steps 3, topk 1, {found['tokens']} tokens a generation, {found['rounds']} rounds in turn. {told['date']},",
-        f"`{told['command']}`. Not installed means here: {found['not_installed']}.",
-        f"The dump wrote {found['files_dumped']} files, debug {found['debug_lines']} lines.\n",
-        "| served | tokens/s (least to most) | `spec_accept_length` | ratio (quartiles) | to |",
-        "|---|---|---|---|---|",
+        f"{found['device']}, SGLang {found['sglang']}, torch {found['torch']}; CUDA graphs on, batch 1, num_steps 3, topk 1,",
+        f"{found['tokens']} tokens a generation, every configuration in turn. {told['date']}, `{told['command']}`.",
+        f"Not installed means here: {found['not_installed']}. A ratio is the median of the rounds'; it lies between the",
+        "bounds beside it with 95 % confidence.",
     ]
-    for one in found["rows"]:
-        if one.get("failed"):
-            lines.append(f"| {one['configuration']} | failed | | | |")
-            continue
-        ratio_ = f"{one['ratio']} ({one['ratio_quartiles'][0]} to {one['ratio_quartiles'][1]})" if "ratio" in one else ""
-        length = f"{one['spec_accept_length']:.2f}" if one["spec_accept_length"] else ""
-        spread = f"{one['tokens_per_s']} ({one['range'][0]} to {one['range'][1]})"
-        lines.append(f"| {one['configuration']} | {spread} | {length} | {ratio_} | {one.get('against', '')} |")
+    for name, size in found["sizes"].items():
+        lines += [
+            f"\n### Target of {name} parameters\n",
+            f"{size['model']}. The dump wrote {size['files_dumped']} files, debug {size['debug_lines']} lines.\n",
+            "| served | tokens/s (least to most) | each engine's | `spec_accept_length` | ratio (95 %) | rounds | to |",
+            "|---|---|---|---|---|---|---|",
+            *map(_throughput_row, size["rows"]),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _throughput_row(one: Figures) -> str:
+    if one.get("failed"):
+        return f"| {one['configuration']} | failed | | | | | |"
+    told = f"{one['ratio']} ({one['ratio_95'][0]} to {one['ratio_95'][1]})" if "ratio" in one else ""
+    length = f"{one['spec_accept_length']:.2f}" if one["spec_accept_length"] else ""
+    spread = f"{one['tokens_per_s']} ({one['range'][0]} to {one['range'][1]})"
+    cells = (one["configuration"], spread, ", ".join(map(str, one["engines"])), length, told, one["rounds"], one.get("against", ""))
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def pages() -> dict[Path, str]:

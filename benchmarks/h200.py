@@ -1,11 +1,14 @@
 """Decode throughput on one GPU, CUDA graphs on: baseline, EAGLE-3, the plugin installed and not, debug, dump, graphs off. One run.
 
-    python benchmarks/h200.py OUT.json [--models DIR] [--rounds 24] [--tokens 512]
+    python benchmarks/h200.py OUT.json [--models DIR] [--seconds 200] [--tokens 512]
 
 Needs a CUDA device, SGLang and this plugin. Every configuration is an engine of its own that stays up; they generate in turn, one
 at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. The
 others are stopped meanwhile (SIGSTOP): an idle scheduler keeps a core busy. Two engines of one configuration differ by more than
-the plugin costs, so that pair is measured with two engines on either side.
+the plugin costs, so that what is told to a thousandth is measured with two engines on either side.
+
+Two targets: of 3e9 parameters, where the scheduler's Python sets the pace, and of 7e9 and twice the width, where the device does,
+as with what people serve. With two devices the engines of both start together; they are measured one target after the other.
 
 The models (`big_models.py`) are made where DIR lacks them. "Not installed" takes the plugin off the path of that engine; where it
 lies in the environment itself, EAGLE3_PLUGIN=0 stands for that, and the answer says so.
@@ -38,8 +41,8 @@ EAGLE3 = {
     "speculative_num_draft_tokens": 4,
 }
 PROMPT = [5, 6, 8, 9, 10, 11, 12, 13]
-SELDOM = 4
-"""Configurations whose ratio is far from 1 generate in every fourth round only."""
+SELDOM = 6
+"""Configurations whose ratio is far from 1 generate in every sixth round only."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,29 @@ class Configuration:
     environment: dict[str, str] = field(default_factory=dict)
     engines: int = 1
     seldom: bool = False
+    every_size: bool = False
+
+
+@dataclass(frozen=True)
+class Size:
+    """A target: its name in the answer, its shape, and whether all configurations serve it."""
+
+    name: str
+    layers: int
+    hidden: int
+    whole: bool = True
 
 
 BASE, STOCK, PLUGIN = "baseline, no draft", "perfect draft, plugin not installed", "perfect draft, plugin"
 CONFIGURATIONS = {
     BASE: Configuration(plugin=False, seldom=True),
-    STOCK: Configuration("good", plugin=False, against=BASE, engines=2),
-    PLUGIN: Configuration("good", against=STOCK, engines=2),
+    STOCK: Configuration("good", plugin=False, against=BASE, engines=2, every_size=True),
+    PLUGIN: Configuration("good", against=STOCK, engines=2, every_size=True),
     "perfect draft, plugin, boundaries 0 and L captured": Configuration(
         "edges", against=PLUGIN, environment={"EAGLE3_CAPTURE_BOUNDARIES": "0,{middle},{layers}"}
     ),
     "perfect draft, EAGLE3_DEBUG, every step": Configuration(
-        "good", against=PLUGIN, environment={"EAGLE3_DEBUG": "every=1,rate=0"}
+        "good", against=PLUGIN, environment={"EAGLE3_DEBUG": "every=1,rate=0"}, engines=2, every_size=True
     ),
     "perfect draft, EAGLE3_DEBUG=1": Configuration("good", against=PLUGIN, environment={"EAGLE3_DEBUG": "1"}),
     "perfect draft, EAGLE3_DUMP_DIR": Configuration("good", against=PLUGIN, environment={"EAGLE3_DUMP_DIR": "{scratch}/dump"}),
@@ -73,6 +87,7 @@ CONFIGURATIONS = {
     ),
     "random draft, plugin": Configuration("random", against=BASE, seldom=True),
 }
+SIZES = (Size("3e9", 13, 4096), Size("7e9", 8, 8192, whole=False))
 
 
 def worker(request: dict[str, Any]) -> None:
@@ -107,7 +122,7 @@ def without_plugin() -> dict[str, str]:
 class Running:
     """One engine."""
 
-    def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
+    def __init__(self, name: str, number: int, size: Size, device: int, options: argparse.Namespace, scratch: Path) -> None:
         from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS  # not at the top: some workers have no plugin
 
         one = CONFIGURATIONS[name]
@@ -115,14 +130,14 @@ class Running:
             CUDA_ARGUMENTS
             | {"dtype": "bfloat16", "log_level": "error"}
             | json.loads(options.engine)
-            | {"model_path": str(options.models / "target")}
+            | {"model_path": str(options.models / size.name / "target"), "base_gpu_id": device}
             | one.arguments
         )
         if one.draft:
-            engine |= EAGLE3 | {"speculative_draft_model_path": str(options.models / one.draft)}
-        place = scratch / f"{list(CONFIGURATIONS).index(name)}-{number}"
+            engine |= EAGLE3 | {"speculative_draft_model_path": str(options.models / size.name / one.draft)}
+        place = scratch / f"{size.name}-{list(CONFIGURATIONS).index(name)}-{number}"
         place.mkdir(mode=0o700)
-        values = {"scratch": str(place), "layers": options.layers, "middle": options.layers // 2}
+        values = {"scratch": str(place), "layers": size.layers, "middle": size.layers // 2}
         environment = {variable: text.format(**values) for variable, text in one.environment.items()}
         environment |= {"EAGLE3_RUNTIME_DIR": str(place), "EAGLE3_DEBUG_FILE": str(place / "debug.jsonl")}
         read, write = os.pipe()
@@ -177,40 +192,65 @@ class Running:
         return rate
 
 
-def start(options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
-    """Start every engine: one without and one with a draft first, which fill the kernels' caches, then the others."""
-    numbered = [(name, number) for name, one in CONFIGURATIONS.items() for number in range(one.engines)]
+def made(size: Size, options: argparse.Namespace) -> None:
+    """See to it that the models of a size are there."""
+    place = options.models / size.name
+    if not (place / "random" / "config.json").exists():
+        argv = [sys.executable, big_models.__file__, str(place), "--layers", str(size.layers), "--hidden", str(size.hidden)]
+        subprocess.run([*argv, "--vocab", str(options.vocab)], check=True)
+
+
+def start(size: Size, device: int, options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
+    """Start every engine of a size, and stop it once it is up.
+
+    One without and one with a draft come first, which fill the kernels' caches, then the others.
+    """
+    made(size, options)
+    wanted = {name: one for name, one in CONFIGURATIONS.items() if size.whole or one.every_size}
+    numbered = [(name, number) for name, one in wanted.items() for number in range(one.engines)]
     numbered.sort(key=lambda which: which not in ((BASE, 0), (PLUGIN, 0)))
-    running: dict[str, list[Running]] = {name: [] for name in CONFIGURATIONS}
+    running: dict[str, list[Running]] = {name: [] for name in wanted}
     for wave in (numbered[:2], numbered[2:]):
-        started = [(name, Running(name, number, options, scratch)) for name, number in wave]
+        started = [(name, Running(name, number, size, device, options, scratch)) for name, number in wave]
         with ThreadPoolExecutor() as pool:
             ready = pool.map(lambda pair: pair[1].wait(), started)
         for (name, one), well in zip(started, ready, strict=True):
             if well:
                 running[name].append(one)
-        print(f"{time.perf_counter():.0f} s: {sum(map(len, running.values()))} engines are up", file=sys.stderr, flush=True)
+        print(
+            f"{time.perf_counter():.0f} s: {size.name}: {sum(map(len, running.values()))} engines are up",
+            file=sys.stderr,
+            flush=True,
+        )
+    for one in (one for engines in running.values() for one in engines):
+        one.pause()
     return running
 
 
-def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> dict[str, list[float | None]]:
-    """Rates by configuration and round: the mean of its engines; None in a round that it sat out."""
+def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """Rates by configuration, round and engine; an empty list for a round that a configuration sat out."""
     for one in (one for engines in running.values() for one in engines):
-        one.generate(64)
-    for one in (one for engines in running.values() for one in engines):
-        one.pause()
-    rates: dict[str, list[float | None]] = {name: [] for name in running}
-    for number in range(options.rounds):
-        names = list(running) if number % 2 else list(reversed(running))
-        for name in names:
+        one.turn(64)
+    rates: dict[str, list[list[float]]] = {name: [] for name in running}
+    until = time.perf_counter() + options.seconds
+    number = 0
+    while time.perf_counter() < until:
+        for name in list(running) if number % 2 else list(reversed(running)):
             sits_out = CONFIGURATIONS[name].seldom and number % SELDOM
-            found = [] if sits_out else [one.turn(options.tokens) for one in running[name]]
-            rates[name].append(statistics.mean(found) if found else None)
+            rates[name].append([] if sits_out else [one.turn(options.tokens) for one in running[name]])
+        number += 1
     return rates
 
 
-def row(name: str, running: list[Running], rates: dict[str, list[float | None]]) -> dict[str, Any]:
-    own = [rate for rate in rates[name] if rate is not None]
+def interval(sorted_ratios: list[float]) -> list[float]:
+    """Where the median lies with 95 % confidence: order statistics, which assume no distribution."""
+    count = len(sorted_ratios)
+    rank = max(int(count / 2 - 0.98 * count**0.5), 0)
+    return [round(sorted_ratios[rank], 4), round(sorted_ratios[count - 1 - rank], 4)]
+
+
+def row(name: str, running: list[Running], rates: dict[str, list[list[float]]]) -> dict[str, Any]:
+    own = [statistics.mean(found) for found in rates[name] if found]
     if not own:
         return {"configuration": name, "failed": True}
     against = CONFIGURATIONS[name].against
@@ -219,58 +259,71 @@ def row(name: str, running: list[Running], rates: dict[str, list[float | None]])
         "tokens_per_s": round(statistics.median(own), 1),
         "range": [round(min(own), 1), round(max(own), 1)],
         "spec_accept_length": running[0].accepted,
-        "engines": len(running),
+        "engines": [round(statistics.median(engine), 1) for engine in zip(*filter(None, rates[name]), strict=True)],
+        "rounds": len(own),
     }
-    if against is not None:
-        ratios = sorted(a / b for a, b in zip(rates[name], rates[against], strict=True) if a is not None and b is not None)
+    if against in rates:
+        pairs = zip(rates[name], rates[against], strict=True)
+        ratios = sorted(statistics.mean(a) / statistics.mean(b) for a, b in pairs if a and b)
         if ratios:
             quarter = len(ratios) // 4
-            told |= {"against": against, "ratio": round(statistics.median(ratios), 4)}
+            told |= {"against": against, "ratio": round(statistics.median(ratios), 4), "ratio_95": interval(ratios)}
             told["ratio_quartiles"] = [round(ratios[quarter], 4), round(ratios[-1 - quarter], 4)]
     return told
+
+
+def measured(size: Size, running: dict[str, list[Running]], options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Everything that is told of a size; its engines are gone afterwards."""
+    try:
+        rates = measure(running, options)
+        dumped = sum(path.is_file() for path in scratch.rglob(f"{size.name}-*/dump/**/*"))
+        lines = sum(path.read_text().count("\n") for path in scratch.rglob(f"{size.name}-*/debug.jsonl"))
+    finally:
+        for one in (one for engines in running.values() for one in engines):
+            one.kill()
+    return {
+        "model": f"Llama, {size.layers} layers, hidden size {size.hidden}",
+        "files_dumped": dumped,
+        "debug_lines": lines,
+        "rows": [row(name, running[name], rates) for name in running],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "eagle3-big-models"))
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=200, help="a target's share")
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--vocab", type=int, default=32768)
+    parser.add_argument("--sizes", default=",".join(size.name for size in SIZES))
     parser.add_argument("--engine", default="{}", help="further engine arguments, JSON")
-    big_models.options(parser)
     options = parser.parse_args()
-    if not (options.models / "random" / "config.json").exists():
-        subprocess.run(
-            [sys.executable, big_models.__file__, str(options.models)]
-            + [word for name in ("layers", "hidden", "vocab") for word in (f"--{name}", str(getattr(options, name)))],
-            check=True,
-        )
-    with tempfile.TemporaryDirectory() as scratch:
-        running = start(options, Path(scratch))
-        try:
-            rates = measure(running, options)
-            dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))
-            lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
-        finally:
-            for one in (one for engines in running.values() for one in engines):
-                one.kill()
+    sizes = [size for size in SIZES if size.name in options.sizes.split(",")]
     from importlib.metadata import version
 
     import torch
 
-    answer = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+    answer: dict[str, Any] = {
         "sglang": version("sglang"),
         "torch": torch.__version__,
-        "model": f"Llama, {options.layers} layers, hidden size {options.hidden}",
         "not_installed": "not on the path" if "PYTHONPATH" in without_plugin() else "EAGLE3_PLUGIN=0",
-        "rounds": options.rounds,
         "tokens": options.tokens,
-        "files_dumped": dumped,
-        "debug_lines": lines,
-        "rows": [row(name, running[name], rates) for name in CONFIGURATIONS],
+        "sizes": {},
     }
-    options.out.write_text(json.dumps(answer, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
+        place = Path(scratch)
+        together = torch.cuda.device_count() >= len(sizes)
+        starting = {}
+        for device, size in enumerate(sizes):
+            if together:
+                starting[size] = pool.submit(start, size, device, options, place)
+        everything = [one.result() for one in starting.values()]  # all are up, or have failed, before the first measures
+        for number, size in enumerate(sizes):
+            running = everything[number] if together else start(size, 0, options, place)
+            answer["sizes"][size.name] = measured(size, running, options, place)
+            answer["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+            options.out.write_text(json.dumps(answer, indent=1) + "\n")
     print(json.dumps(answer))
 
 

@@ -24,15 +24,26 @@ NOISE_SIZE = 0.004
 
 
 class Weights(UserDict[str, Any]):
-    """Named float32 arrays, in Hugging Face's layout (out, in)."""
+    """Named arrays, in Hugging Face's layout (out, in).
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: of what is random.
+        loud: a factor on it.
+        dtype: what float32 arrays are kept as.
+    """
+
+    def __init__(self, seed: int, loud: float = 1.0, dtype: str = "float32") -> None:
         super().__init__()
         self.random = np.random.default_rng(seed)
+        self.loud = loud
+        self.dtype = dtype
+
+    def __setitem__(self, name: str, array: Any) -> None:
+        self.data[name] = array.astype(self.dtype, copy=False) if array.dtype == np.float32 else array
 
     def noise(self, name: str, rows: int, columns: int, first_row: int | None = 0, size: float = NOISE_SIZE * 5) -> None:
         """Make a random matrix whose rows before ``first_row`` are zero (all of them for None)."""
-        matrix = (self.random.standard_normal((rows, columns)) * size).astype(np.float32)
+        matrix = (self.random.standard_normal((rows, columns)) * (size * self.loud)).astype(np.float32)
         matrix[: rows if first_row is None else first_row] = 0
         self[name] = matrix
 

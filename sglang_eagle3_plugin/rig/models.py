@@ -27,6 +27,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sglang_eagle3_plugin.boundaries import Convention
+from sglang_eagle3_plugin.rig import kimi
 from sglang_eagle3_plugin.rig.attention import Gqa, Mla, Reads, Weights, Writes
 
 DIGITS = 16
@@ -112,19 +113,21 @@ def target(directory: Path, family: str = "llama", layers: int = 8, seed: int = 
 
     Args:
         directory: made if missing; the three files are overwritten.
-        family: one of :data:`FAMILIES`: LlamaForCausalLM, KimiK25ForConditionalGeneration (MLA and MoE), Qwen3MoeForCausalLM.
+        family: one of :data:`FAMILIES`: LlamaForCausalLM, KimiK25ForConditionalGeneration (MLA and MoE), Qwen3MoeForCausalLM; or
+            ``kimi-k25-full``, of Kimi-K2.5's own widths, of which a layer holds 0.8e9 parameters.
         layers: decoder layers, up to :data:`MAX_LAYERS`.
         seed: of the noise.
 
     Raises:
         ValueError: an unknown family, or too many layers.
     """
-    if family not in FAMILIES or not 1 <= layers <= MAX_LAYERS:
+    if family not in {*FAMILIES, *kimi.KINDS} or not 1 <= layers <= MAX_LAYERS:
         raise ValueError(f"no target of family {family!r} with {layers} layers; families: {', '.join(FAMILIES)}")
-    weights = Weights(seed)
-    hidden = 512 if family == "kimi-k25" else 256
-    prefix = "language_model." if family == "kimi-k25" else ""
-    attention: Gqa | Mla = Mla() if family == "kimi-k25" else Gqa(qk_norm=family == "qwen3-moe")
+    sizes = kimi.KINDS.get(family)
+    weights = Weights(seed, sizes.noise, sizes.dtype) if sizes else Weights(seed)
+    hidden = sizes.hidden if sizes else 256
+    prefix = "language_model." if sizes else ""
+    attention: Gqa | Mla = sizes.attention if sizes else Gqa(qk_norm=family == "qwen3-moe")
 
     embedding = np.zeros((VOCABULARY, hidden), np.float32)
     embedding[:, CONST] = CONST_SIZE
@@ -274,15 +277,18 @@ def _gain(width: int, const: float, other_squares: float) -> float:
 
 
 def _feed_forward(weights: Weights, name: str, family: str, layer: int, hidden: int) -> None:
-    experts = {"llama": 0, "kimi-k25": 4 if layer else 0, "qwen3-moe": 4}[family]
-    if not experts:
-        return weights.swiglu(name, hidden, 2 * hidden if family == "llama" else 128, hidden, NOISE)
+    if family == "llama":
+        return weights.swiglu(name, hidden, 2 * hidden, hidden, NOISE)
+    sizes = kimi.KINDS.get(family)
+    if sizes and layer == 0:
+        return weights.swiglu(name, hidden, sizes.dense, hidden, NOISE)
+    experts, inner = (sizes.experts, sizes.expert) if sizes else (4, 64)
     weights.noise(f"{name}gate.weight", experts, hidden)
     for expert in range(experts):
-        weights.swiglu(f"{name}experts.{expert}.", hidden, 64, hidden, NOISE)
-    if family == "kimi-k25":
+        weights.swiglu(f"{name}experts.{expert}.", hidden, inner, hidden, NOISE)
+    if sizes:
         weights[f"{name}gate.e_score_correction_bias"] = np.zeros(experts, np.float32)
-        weights.swiglu(f"{name}shared_experts.", hidden, 64, hidden, NOISE)
+        weights.swiglu(f"{name}shared_experts.", hidden, inner, hidden, NOISE)
     return None
 
 
@@ -311,56 +317,7 @@ def _target_config(family: str, layers: int, hidden: int) -> dict[str, Any]:
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }
-    vision = {
-        "patch_size": 14,
-        "init_pos_emb_height": 8,
-        "init_pos_emb_width": 8,
-        "init_pos_emb_time": 4,
-        "pos_emb_type": "divided_fixed",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "hidden_size": 256,
-        "intermediate_size": 256,
-        "vt_hidden_size": 256,
-        "vt_num_attention_heads": 4,
-        "vt_num_hidden_layers": 1,
-        "vt_intermediate_size": 256,
-        "merge_kernel_size": [2, 2],
-        "video_attn_type": "spatial_temporal",
-        "merge_type": "sd2_tpool",
-        "mm_projector_type": "patchmerger",
-        "mm_hidden_size": 256,
-        "projector_hidden_act": "gelu",
-        "projector_ln_eps": 1e-5,
-        "text_hidden_size": hidden,
-    }
-    return {
-        "architectures": ["KimiK25ForConditionalGeneration"],
-        "model_type": "kimi_k25",
-        "text_config": {**base, **_DEEPSEEK, **Mla().config(), "architectures": ["DeepseekV3ForCausalLM"]},
-        "vision_config": vision,
-        "media_placeholder_token_id": 304,
-        **{key: _COMMON[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "tie_word_embeddings")},
-    }
-
-
-_DEEPSEEK: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "intermediate_size": 128,
-    "moe_intermediate_size": 64,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "num_nextn_predict_layers": 0,
-}
+    return kimi.config(kimi.KINDS[family], base)
 
 
 def _draft_config(
@@ -374,7 +331,7 @@ def _draft_config(
         "mlp_bias": False,
     }
     if mla:
-        kind = {**_DEEPSEEK, **Mla().config(), "architectures": ["Eagle3DeepseekV2ForCausalLM"]}
+        kind = {**kimi.deepseek(), "architectures": ["Eagle3DeepseekV2ForCausalLM"]}
     eagle: dict[str, Any] = {"use_aux_hidden_state": True}
     if ids:
         eagle["eagle_aux_hidden_state_layer_ids"] = list(ids)

@@ -43,6 +43,10 @@ CASES = {
     "both edges, qwen3 moe": ("qwen3-moe", (0, 4, 8), None, "output", {}),
     "both edges, compiled prefill asked for": ("llama", (0, 4, 8), None, "output", {"GPU_TEST_PREFILL": "tc_piecewise"}),
     "five slots": ("llama", (1, 2, 4, 6, 7), None, "output", {}),
+    # Kimi-K2.5's own widths, four layers.
+    "full width, output convention": ("kimi-k25-full", (1, 2, 3), (0, 1, 2), "output", {}),
+    "full width, output convention, stock": ("kimi-k25-full", (1, 2, 3), (0, 1, 2), "output", STOCK),
+    "full width, both edges": ("kimi-k25-full", (0, 2, 4), None, "output", {}),
 }
 # The same with the target's layers split over two GPUs: a captured state must be whole on both.
 ON_TWO = {
@@ -57,7 +61,7 @@ def run(root: Path, name: str) -> dict:
     split = {"tp_size": 2, "disable_custom_all_reduce": True} if name in ON_TWO else {}
     place = Path(tempfile.mkdtemp(dir=root))
     prefill = {"cuda_graph_backend_prefill": extra["GPU_TEST_PREFILL"]} if "GPU_TEST_PREFILL" in extra else {}
-    target = models.target(place / "target", family)
+    target = models.target(place / "target", family, layers=4 if family.endswith("full") else 8)
     draft = models.draft(place / "draft", target, boundaries, ids=ids, convention=convention)
     (place / "records").mkdir(mode=0o700)
     request = {

@@ -48,8 +48,9 @@ def config(asked: argparse.Namespace, **over: Any) -> dict[str, Any]:
     return common | over
 
 
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.bfloat16) * 0.02
+def random(hidden: int, *shape: int) -> torch.Tensor:
+    """Sums over ``hidden`` channels come out alike whatever the width, so that the constant stays as loud among them."""
+    return torch.randn(*shape, dtype=torch.bfloat16) * (0.02 * (4096 / hidden) ** 0.5)
 
 
 def ones(size: int) -> torch.Tensor:
@@ -63,13 +64,13 @@ def layer(prefix: str, about: dict[str, Any], width: int) -> dict[str, torch.Ten
     return {
         f"{prefix}input_layernorm.weight": ones(hidden),
         f"{prefix}post_attention_layernorm.weight": ones(hidden),
-        f"{prefix}self_attn.q_proj.weight": random(q, width),
-        f"{prefix}self_attn.k_proj.weight": random(kv, width),
-        f"{prefix}self_attn.v_proj.weight": random(kv, width),
-        f"{prefix}self_attn.o_proj.weight": random(hidden, q),
-        f"{prefix}mlp.gate_proj.weight": random(inner, hidden),
-        f"{prefix}mlp.up_proj.weight": random(inner, hidden),
-        f"{prefix}mlp.down_proj.weight": random(hidden, inner),
+        f"{prefix}self_attn.q_proj.weight": random(hidden, q, width),
+        f"{prefix}self_attn.k_proj.weight": random(hidden, kv, width),
+        f"{prefix}self_attn.v_proj.weight": random(hidden, kv, width),
+        f"{prefix}self_attn.o_proj.weight": random(hidden, hidden, q),
+        f"{prefix}mlp.gate_proj.weight": random(hidden, inner, hidden),
+        f"{prefix}mlp.up_proj.weight": random(hidden, inner, hidden),
+        f"{prefix}mlp.down_proj.weight": random(hidden, hidden, inner),
     }
 
 
@@ -92,8 +93,8 @@ def target(directory: Path, asked: argparse.Namespace) -> int:
     """Write it; return how many parameters it has."""
     about = config(asked)
     weights = {
-        "model.embed_tokens.weight": random(asked.vocab, asked.hidden),
-        "lm_head.weight": random(asked.vocab, asked.hidden),
+        "model.embed_tokens.weight": random(asked.hidden, asked.vocab, asked.hidden),
+        "lm_head.weight": random(asked.hidden, asked.vocab, asked.hidden),
         "model.norm.weight": ones(asked.hidden),
     }
     for index in range(asked.layers):
@@ -110,8 +111,8 @@ def draft(directory: Path, asked: argparse.Namespace, ids: list[int] | None, goo
     over = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": asked.vocab}
     about = config(asked, **over, eagle_config=eagle)
     weights = {
-        "fc.weight": random(asked.hidden, 3 * asked.hidden),
-        "lm_head.weight": random(asked.vocab, asked.hidden),
+        "fc.weight": random(asked.hidden, asked.hidden, 3 * asked.hidden),
+        "lm_head.weight": random(asked.hidden, asked.vocab, asked.hidden),
         "norm.weight": ones(asked.hidden),
         "midlayer.hidden_norm.weight": ones(asked.hidden),
         **layer("midlayer.", about, 2 * asked.hidden),

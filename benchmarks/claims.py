@@ -62,19 +62,33 @@ class Claim:
         return self.record or self.name
 
 
-def row(figures: Figures, size: str, configuration: str) -> Figures:
-    return next(found for found in figures["sizes"][size]["rows"] if found["configuration"] == configuration)
+def row(figures: Figures, configuration: str) -> Figures:
+    return next(found for found in figures["rows"] if found["configuration"] == configuration)
 
 
-def ratio(figures: Figures, size: str, configuration: str) -> str:
-    own = row(figures, size, configuration)
+ALIKE = 0.01
+"""Engines of one configuration that differ by more are paced by something else on the host, and nothing is concluded from them."""
+
+
+def unlike(figures: Figures, configuration: str) -> float:
+    """By how much engines of one configuration differ, at most, of those that a ratio compares."""
+    own = row(figures, configuration)
+    found = [one["engines"] for one in (own, row(figures, own["against"])) if one.get("engines")]
+    return round(max(max(rates) / min(rates) - 1 for rates in found), 4)
+
+
+def ratio(figures: Figures, configuration: str) -> str:
+    own = row(figures, configuration)
     low, high = own["ratio_95"]
-    return f"median {own['ratio']} of {own['rounds']} rounds (95 %: {low} to {high})"
+    told = f"median {own['ratio']} of {own['rounds']} rounds (95 %: {low} to {high})"
+    return f"{told}, like engines within {unlike(figures, configuration):.1%}"
 
 
-def kept(figures: Figures, size: str, configuration: str, least: float) -> bool | None:
+def kept(figures: Figures, configuration: str, least: float) -> bool | None:
     """Whether a ratio is at least so much; None where the rounds are too few, or spread too widely, to tell."""
-    low, high = row(figures, size, configuration)["ratio_95"]
+    if unlike(figures, configuration) > ALIKE:
+        return None
+    low, high = row(figures, configuration)["ratio_95"]
     return True if low >= least else False if high < least else None
 
 
@@ -134,44 +148,41 @@ CPU = (
 )
 
 
-def on_gpu(name: str, what: str, configuration: str, least: float | None, size: str = "7e9", record: str = "h200") -> Claim:
-    """A ratio of the one run on a GPU."""
+def on_gpu(size: str, name: str, what: str, configuration: str, least: float | None = None) -> Claim:
+    """A ratio of the one run of a size; the claim without a name is what runs it."""
     promise, holds = "", None
     if least is not None:
-        promise, holds = f"at least {least}", lambda f: kept(f, size, configuration, least)
-    command = ("benchmarks/h200.py", "{out}")
-    return Claim(name, what, promise, command, lambda f: ratio(f, size, configuration), holds, record=record)
+        promise, holds = f"at least {least}", lambda f: kept(f, configuration, least)
+    command = ("benchmarks/h200.py", "{out}", "--size", size)
+    own = f"h200-{size}"
+    shown = size == "7e9" or least is None
+    return Claim(name or own, what, promise, command, lambda f: ratio(f, configuration), holds, shown, own if name else "")
 
 
+EVERY_STEP = "perfect draft, EAGLE3_DEBUG, every step"
 H200 = (
     on_gpu(
-        "h200",
+        "7e9",
+        "",
         "decode throughput on an H200, CUDA graphs on, target of 7e9: with the plugin, against not installed",
         "perfect draft, plugin",
         0.998,
-        record="",
     ),
-    on_gpu("h200-small", "the same, target of 3e9", "perfect draft, plugin", 0.998, "3e9"),
+    on_gpu("7e9", "h200-debug", "the same: `EAGLE3_DEBUG` reading every step, against off", EVERY_STEP, 0.97),
+    on_gpu("3e9", "", "target of 3e9: with the plugin, against not installed", "perfect draft, plugin", 0.998),
+    on_gpu("3e9", "h200-debug-3e9", "the same: `EAGLE3_DEBUG` reading every step, against off", EVERY_STEP, 0.97),
     on_gpu(
-        "h200-debug",
-        "target of 7e9: `EAGLE3_DEBUG` reading every step, against off",
-        "perfect draft, EAGLE3_DEBUG, every step",
-        0.97,
-    ),
-    on_gpu("h200-debug-small", "the same, target of 3e9", "perfect draft, EAGLE3_DEBUG, every step", 0.97, "3e9"),
-    on_gpu(
+        "3e9",
         "h200-wiring",
-        "target of 3e9: boundaries 0 and L captured, against inner ones",
+        "the same: boundaries 0 and L captured, against inner ones",
         "perfect draft, plugin, boundaries 0 and L captured",
         0.995,
-        "3e9",
     ),
     on_gpu(
-        "h200-graphs",
-        "target of 3e9: `--disable-cuda-graph`, which debugging inside a model would need",
-        "perfect draft, --disable-cuda-graph",
-        None,
         "3e9",
+        "h200-graphs",
+        "target of 3e9: `--disable-cuda-graph`, which debugging inside a model would need, against graphs",
+        "perfect draft, --disable-cuda-graph",
     ),
 )
 
@@ -270,27 +281,23 @@ def table(shown_only: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def throughput() -> str:
-    """The rows of the one run on a GPU."""
-    told = recorded().get("h200")
+def throughput(name: str) -> str:
+    """The rows of one run on a GPU."""
+    told = recorded().get(name)
     if told is None:
         return ""
     found = told["figures"]
     lines = [
-        "\n## Decode throughput on one GPU, one run\n",
-        f"{found['device']}, SGLang {found['sglang']}, torch {found['torch']}; CUDA graphs on, batch 1, num_steps 3, topk 1,",
-        f"{found['tokens']} tokens a generation, every configuration in turn. {told['date']}, `{told['command']}`.",
-        f"Not installed means here: {found['not_installed']}. A ratio is the median of the rounds'; it lies between the",
-        "bounds beside it with 95 % confidence.",
+        f"\n## Decode throughput on one GPU: target of {name.removeprefix('h200-')} parameters, one run\n",
+        f"{found['device']}, SGLang {found['sglang']}, torch {found['torch']}, {found['model']}; CUDA graphs on, batch 1,",
+        f"num_steps 3, topk 1, {found['tokens']} tokens a generation, every configuration in turn. {told['date']},",
+        f"`{told['command']}`. Not installed means here: {found['not_installed']}.",
+        "A ratio is the median of the rounds'; it lies between the bounds beside it with 95 % confidence.",
+        f"The dump wrote {found['files_dumped']} files, debug {found['debug_lines']} lines.{told.get('remark', '')}\n",
+        "| served | tokens/s (least to most) | each engine's | `spec_accept_length` | ratio (95 %) | rounds | to |",
+        "|---|---|---|---|---|---|---|",
+        *map(_throughput_row, found["rows"]),
     ]
-    for name, size in found["sizes"].items():
-        lines += [
-            f"\n### Target of {name} parameters\n",
-            f"{size['model']}. The dump wrote {size['files_dumped']} files, debug {size['debug_lines']} lines.\n",
-            "| served | tokens/s (least to most) | each engine's | `spec_accept_length` | ratio (95 %) | rounds | to |",
-            "|---|---|---|---|---|---|---|",
-            *map(_throughput_row, size["rows"]),
-        ]
     return "\n".join(lines) + "\n"
 
 
@@ -308,7 +315,7 @@ def pages() -> dict[Path, str]:
     """Each page that holds figures, as the records have them."""
     own = (
         "# What is measured\n\nWritten by `python benchmarks/claims.py render` from `results/`; `claims.py cpu` and"
-        " `claims.py h200` measure again.\n\n" + table(shown_only=False) + throughput()
+        " `claims.py h200` measure again.\n\n" + table(shown_only=False) + throughput("h200-7e9") + throughput("h200-3e9")
     )
     others = sorted(path.name for path in (ROOT / "benchmarks").glob("*.md") if path.name != "README.md")
     own += "\nIn more detail: " + ", ".join(f"[{name}]({name})" for name in others) + ".\n"

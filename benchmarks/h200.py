@@ -1,14 +1,14 @@
 """Decode throughput on one GPU, CUDA graphs on: baseline, EAGLE-3, the plugin installed and not, debug, dump, graphs off. One run.
 
-    python benchmarks/h200.py OUT.json [--models DIR] [--seconds 200] [--tokens 512]
+    python benchmarks/h200.py OUT.json [--size 3e9|7e9] [--models DIR] [--seconds 200] [--tokens 512]
 
 Needs a CUDA device, SGLang and this plugin. Every configuration is an engine of its own that stays up; they generate in turn, one
 at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. The
 others are stopped meanwhile (SIGSTOP): an idle scheduler keeps a core busy. Two engines of one configuration differ by more than
 the plugin costs, so that what is told to a thousandth is measured with two engines on either side.
 
-Two targets: of 3e9 parameters, where the scheduler's Python sets the pace, and of 7e9 and twice the width, where the device does,
-as with what people serve. With two devices the engines of both start together; they are measured one target after the other.
+Of the two targets, one has 3e9 parameters: the scheduler's Python sets the pace, and its rounds spread with whatever else the host
+does. The other has 7e9 and twice the width: the device sets the pace, as with what people serve, and a thousandth can be told.
 
 The models (`big_models.py`) are made where DIR lacks them. "Not installed" takes the plugin off the path of that engine; where it
 lies in the environment itself, EAGLE3_PLUGIN=0 stands for that, and the answer says so.
@@ -61,9 +61,8 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Size:
-    """A target: its name in the answer, its shape, and whether all configurations serve it."""
+    """A target's shape, and whether all configurations serve it."""
 
-    name: str
     layers: int
     hidden: int
     whole: bool = True
@@ -87,7 +86,7 @@ CONFIGURATIONS = {
     ),
     "random draft, plugin": Configuration("random", against=BASE, seldom=True),
 }
-SIZES = (Size("3e9", 13, 4096), Size("7e9", 8, 8192, whole=False))
+SIZES = {"3e9": Size(13, 4096), "7e9": Size(8, 8192, whole=False)}
 
 
 def worker(request: dict[str, Any]) -> None:
@@ -122,20 +121,20 @@ def without_plugin() -> dict[str, str]:
 class Running:
     """One engine."""
 
-    def __init__(self, name: str, number: int, size: Size, device: int, options: argparse.Namespace, scratch: Path) -> None:
+    def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
         from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS  # not at the top: some workers have no plugin
 
-        one = CONFIGURATIONS[name]
+        one, size, models = CONFIGURATIONS[name], SIZES[options.size], options.models / options.size
         engine = (
             CUDA_ARGUMENTS
             | {"dtype": "bfloat16", "log_level": "error"}
             | json.loads(options.engine)
-            | {"model_path": str(options.models / size.name / "target"), "base_gpu_id": device}
+            | {"model_path": str(models / "target")}
             | one.arguments
         )
         if one.draft:
-            engine |= EAGLE3 | {"speculative_draft_model_path": str(options.models / size.name / one.draft)}
-        place = scratch / f"{size.name}-{list(CONFIGURATIONS).index(name)}-{number}"
+            engine |= EAGLE3 | {"speculative_draft_model_path": str(models / one.draft)}
+        place = scratch / f"{list(CONFIGURATIONS).index(name)}-{number}"
         place.mkdir(mode=0o700)
         values = {"scratch": str(place), "layers": size.layers, "middle": size.layers // 2}
         environment = {variable: text.format(**values) for variable, text in one.environment.items()}
@@ -192,36 +191,23 @@ class Running:
         return rate
 
 
-def made(size: Size, options: argparse.Namespace) -> None:
-    """See to it that the models of a size are there."""
-    place = options.models / size.name
-    if not (place / "random" / "config.json").exists():
-        argv = [sys.executable, big_models.__file__, str(place), "--layers", str(size.layers), "--hidden", str(size.hidden)]
-        subprocess.run([*argv, "--vocab", str(options.vocab)], check=True)
-
-
-def start(size: Size, device: int, options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
-    """Start every engine of a size, and stop it once it is up.
+def start(options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
+    """Start every engine, and stop it once it is up.
 
     One without and one with a draft come first, which fill the kernels' caches, then the others.
     """
-    made(size, options)
-    wanted = {name: one for name, one in CONFIGURATIONS.items() if size.whole or one.every_size}
+    wanted = {name: one for name, one in CONFIGURATIONS.items() if SIZES[options.size].whole or one.every_size}
     numbered = [(name, number) for name, one in wanted.items() for number in range(one.engines)]
     numbered.sort(key=lambda which: which not in ((BASE, 0), (PLUGIN, 0)))
     running: dict[str, list[Running]] = {name: [] for name in wanted}
     for wave in (numbered[:2], numbered[2:]):
-        started = [(name, Running(name, number, size, device, options, scratch)) for name, number in wave]
+        started = [(name, Running(name, number, options, scratch)) for name, number in wave]
         with ThreadPoolExecutor() as pool:
             ready = pool.map(lambda pair: pair[1].wait(), started)
         for (name, one), well in zip(started, ready, strict=True):
             if well:
                 running[name].append(one)
-        print(
-            f"{time.perf_counter():.0f} s: {size.name}: {sum(map(len, running.values()))} engines are up",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"{time.perf_counter():.0f} s: {sum(map(len, running.values()))} engines are up", file=sys.stderr, flush=True)
     for one in (one for engines in running.values() for one in engines):
         one.pause()
     return running
@@ -272,58 +258,45 @@ def row(name: str, running: list[Running], rates: dict[str, list[list[float]]]) 
     return told
 
 
-def measured(size: Size, running: dict[str, list[Running]], options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Everything that is told of a size; its engines are gone afterwards."""
-    try:
-        rates = measure(running, options)
-        dumped = sum(path.is_file() for path in scratch.rglob(f"{size.name}-*/dump/**/*"))
-        lines = sum(path.read_text().count("\n") for path in scratch.rglob(f"{size.name}-*/debug.jsonl"))
-    finally:
-        for one in (one for engines in running.values() for one in engines):
-            one.kill()
-    return {
-        "model": f"Llama, {size.layers} layers, hidden size {size.hidden}",
-        "files_dumped": dumped,
-        "debug_lines": lines,
-        "rows": [row(name, running[name], rates) for name in running],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="3e9")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "eagle3-big-models"))
-    parser.add_argument("--seconds", type=float, default=200, help="a target's share")
+    parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--vocab", type=int, default=32768)
-    parser.add_argument("--sizes", default=",".join(size.name for size in SIZES))
     parser.add_argument("--engine", default="{}", help="further engine arguments, JSON")
     options = parser.parse_args()
-    sizes = [size for size in SIZES if size.name in options.sizes.split(",")]
+    size, place = SIZES[options.size], options.models / options.size
+    if not (place / "random" / "config.json").exists():
+        argv = [sys.executable, big_models.__file__, str(place), "--layers", str(size.layers), "--hidden", str(size.hidden)]
+        subprocess.run([*argv, "--vocab", str(options.vocab)], check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        running = start(options, Path(scratch))
+        try:
+            rates = measure(running, options)
+            dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))
+            lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
+        finally:
+            for one in (one for engines in running.values() for one in engines):
+                one.kill()
     from importlib.metadata import version
 
     import torch
 
-    answer: dict[str, Any] = {
+    answer = {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "sglang": version("sglang"),
         "torch": torch.__version__,
+        "model": f"Llama, {size.layers} layers, hidden size {size.hidden}",
         "not_installed": "not on the path" if "PYTHONPATH" in without_plugin() else "EAGLE3_PLUGIN=0",
         "tokens": options.tokens,
-        "sizes": {},
+        "files_dumped": dumped,
+        "debug_lines": lines,
+        "rows": [row(name, running[name], rates) for name in running],
     }
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
-        place = Path(scratch)
-        together = torch.cuda.device_count() >= len(sizes)
-        starting = {}
-        for device, size in enumerate(sizes):
-            if together:
-                starting[size] = pool.submit(start, size, device, options, place)
-        everything = [one.result() for one in starting.values()]  # all are up, or have failed, before the first measures
-        for number, size in enumerate(sizes):
-            running = everything[number] if together else start(size, 0, options, place)
-            answer["sizes"][size.name] = measured(size, running, options, place)
-            answer["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-            options.out.write_text(json.dumps(answer, indent=1) + "\n")
+    options.out.write_text(json.dumps(answer, indent=1) + "\n")
     print(json.dumps(answer))
 
 

@@ -56,7 +56,12 @@ def test_the_wheel_is_whole_and_says_what_it_is(built):
     assert {"sglang_eagle3_plugin.pth", "sglang_eagle3_plugin/_compat/releases.json", "sglang_eagle3_plugin/py.typed"} <= names
     assert any(name.startswith("sglang_eagle3_plugin/_patches/0.5.9/") for name in names)
     assert (about["Name"], about["Version"], about["License-Expression"]) == ("sglang-eagle3-plugin", __version__, "Apache-2.0")
-    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text() or "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_version_is_in_the_changelog_with_its_day_and_a_tag_here_says_the_same():
+    assert re.search(rf"^## \[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    tags = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert set(tags) <= {f"v{__version__}"}
 
 
 def test_where_there_is_no_sglang_it_works_and_leaves_without_a_trace(built, tmp_path):

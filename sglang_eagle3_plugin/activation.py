@@ -14,6 +14,7 @@ from types import ModuleType
 import wrapt
 
 from sglang_eagle3_plugin import patching, records
+from sglang_eagle3_plugin.loaded import sglang_release
 from sglang_eagle3_plugin.settings import Settings
 
 logger = logging.getLogger("sglang_eagle3_plugin")
@@ -56,7 +57,7 @@ def activate(route: str, settings: Settings | None = None) -> None:
 
 def _check_launch(settings: Settings) -> None:
     """In the process that launches a server, and in no other: the cheap checks, before SGLang has imported anything heavy."""
-    if "sglang.launch_server" in sys.orig_argv:
+    if "sglang.launch_server" in sys.orig_argv or "serve" in sys.orig_argv:  # the import is worth it only then
         try:
             from sglang_eagle3_plugin.runtime import startup
 
@@ -126,9 +127,3 @@ def report(outcome: patching.Outcome, settings: Settings) -> None:
         sys.exit(f"{message} EAGLE3_STRICT=1: this process stops here.")
     if not records.said_by_a_relative(outcome.patch.id):
         logger.warning("%s", message)
-
-
-def sglang_release() -> str:
-    """The version that the imported SGLang says it is, or ``unknown``. For reports only: patches decide by structure."""
-    version = getattr(sys.modules.get("sglang.version"), "__version__", None)
-    return str(version or getattr(sys.modules.get("sglang"), "__version__", "unknown"))

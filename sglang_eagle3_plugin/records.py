@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_eagle3_plugin import __version__, procfs
+from sglang_eagle3_plugin.loaded import sglang_release
 from sglang_eagle3_plugin.settings import runtime_directory
 
 if TYPE_CHECKING:
@@ -131,8 +132,6 @@ def start_time(pid: int) -> int | None:
 
 
 def _contents(ledger: Ledger) -> dict[str, Any]:
-    from sglang_eagle3_plugin.activation import sglang_release
-
     return {
         "pid": os.getpid(),
         "ppid": os.getppid(),

@@ -16,13 +16,13 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from sglang_eagle3_plugin import pairs, releases, support
+from sglang_eagle3_plugin.cli.options import settings_here
 from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.cli.wiring import load_pair
 from sglang_eagle3_plugin.compat import matrix, ran, render
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.paths import Alone
 from sglang_eagle3_plugin.selection import select
-from sglang_eagle3_plugin.settings import Settings
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _RELEASES = click.option("--releases", "spec", metavar="SPEC", help="'>=0.5.9', or 0.5.9,0.5.13, or all.")
@@ -198,7 +198,7 @@ def _render(place: Path) -> None:
 
 def _pair(draft_path: str, target_path: str, spec: str | None, as_json: bool) -> int:
     draft, target = load_pair(draft_path, target_path)
-    want = pairs.wanted(draft, target, Settings.from_environment())
+    want = pairs.wanted(draft, target, settings_here())
     names = select(spec or f">={support.OLDEST}", releases.known_releases())
     answers = {name: pairs.answer(draft, target, want, name) for name in names}
     order = [name for level in support.LEVELS for name in reversed(names) if answers[name].level == level]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_eagle3_plugin.checkpoints import read_json
+from sglang_eagle3_plugin.cli.options import settings_here
 from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.doctor import described, examine, fix, load
 from sglang_eagle3_plugin.doctor.deployment import Deployment
@@ -73,6 +74,7 @@ def command(
     if out is not None and os.path.lexists(out):
         raise UserError(f"{out} exists and is not overwritten; give --fix-config another path")
     environ = dict(os.environ)
+    settings_here()
     if case is not None:
         if target or draft:
             raise click.UsageError("--case stands in place of --target and --draft")

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.server import processes
+from sglang_eagle3_plugin.settings import Settings
 
 
 class Finite(click.FloatRange):
@@ -30,6 +32,18 @@ def of_a_server(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option("--json", "as_json", is_flag=True, help="JSON in place of text.")(function)
     function = click.option("--pid", type=int, help="The server, by the pid of any of its processes.")(function)
     return click.option("--url", metavar="URL", help="The server, by its address on this machine.")(function)
+
+
+def settings_here() -> Settings:
+    """What the ``EAGLE3_*`` variables say, for commands whose answer hangs on them.
+
+    Raises:
+        UserError: one of them can't be read. A server goes on with the default; whoever asks a question wants to know.
+    """
+    settings = Settings.from_environment()
+    if settings.problems:
+        raise UserError("; ".join(settings.problems))
+    return settings
 
 
 def pid_of(url: str | None, pid: int | None) -> int:

@@ -13,12 +13,12 @@ from rich.padding import Padding
 
 from sglang_eagle3_plugin import checkpoints, drafts, pairs, releases, support, targets
 from sglang_eagle3_plugin.boundaries import Decision
+from sglang_eagle3_plugin.cli.options import settings_here
 from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.drafts import Draft, DraftError
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.pairs import Answer
 from sglang_eagle3_plugin.selection import select
-from sglang_eagle3_plugin.settings import Settings
 from sglang_eagle3_plugin.targets import Target, TargetError
 
 DEFAULT_RELEASES = ">=0.5.4.post2"
@@ -43,7 +43,7 @@ def command(draft_path: str, target_path: str, spec: str | None, tree: Path | No
     Exit status 0: it is known what the draft wants. 1: it is undecidable, or no target of this depth can deliver it.
     """
     draft, target = load_pair(draft_path, target_path)
-    want = pairs.wanted(draft, target, Settings.from_environment())
+    want = pairs.wanted(draft, target, settings_here())
     names = select(spec or DEFAULT_RELEASES, releases.known_releases())
     answers = {name: pairs.answer(draft, target, want, name) for name in names}
     if tree is not None:

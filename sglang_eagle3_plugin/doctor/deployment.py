@@ -107,6 +107,25 @@ class Model:
         return Evidence(str(self.path or "weights"), name, "absent")
 
 
+def signs_of_eagle3(draft: Model, target_hidden: int | None = None) -> list[Evidence]:
+    """Collect what shows that a draft is an EAGLE-3 draft, whatever its architecture is called."""
+    signs: list[Evidence] = []
+    if "eagle3" in (draft.architecture or "").lower():
+        signs.append(draft.says("architectures"))
+    if str(draft.config.get("speculators_model_type", "")).lower() == "eagle3":
+        signs.append(draft.says("speculators_model_type"))
+    if isinstance(draft.config.get("eagle_config"), dict):
+        signs.append(draft.says("eagle_config"))
+    if whole(draft.config.get("draft_vocab_size")):
+        signs.append(draft.says("draft_vocab_size"))
+    signs += [draft.holds(found) for name in ("d2t", "hidden_norm.weight") if (found := draft.tensor(name))]
+    fc = draft.tensor("fc.weight")
+    hidden = target_hidden or draft.hidden_size
+    if fc and hidden and len(fc[1].shape) == 2 and fc[1].shape[1] >= 3 * hidden:
+        signs.append(draft.holds(fc))
+    return signs
+
+
 @dataclass
 class Deployment:
     """Everything the checks look at.
@@ -151,10 +170,15 @@ class Deployment:
         """Whether a launch line was given."""
         return bool(self.flags.given)
 
-    @property
+    @cached_property
     def eagle3(self) -> bool:
-        """Whether EAGLE-3 is served, or meant: no algorithm is named, or one of the EAGLE family is."""
-        return self.flags.algorithm in (None, "EAGLE3", "EAGLE", "NEXTN")
+        """Whether EAGLE-3 is served, or meant: the algorithm says so, none is named, or the draft is an EAGLE-3 draft all the same.
+
+        ``EAGLE`` and ``NEXTN`` alone don't say it: drafts of EAGLE-1 and 2 and a model's own MTP layers are served by them.
+        """
+        if self.flags.algorithm in (None, "EAGLE3"):
+            return True
+        return self.draft is not None and bool(signs_of_eagle3(self.draft, self.target.hidden_size if self.target else None))
 
     @property
     def collecting(self) -> bool:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_eagle3_plugin.checkpoints import Checkpoint
-from sglang_eagle3_plugin.doctor.checks import CHEAP
+from sglang_eagle3_plugin.doctor.checks import CHEAP, WHATEVER_SERVES
 from sglang_eagle3_plugin.doctor.deployment import Deployment, Model
 from sglang_eagle3_plugin.doctor.findings import Finding, ordered
 from sglang_eagle3_plugin.doctor.flags import Flags
@@ -57,7 +57,7 @@ def certain_faults(
         environ: where ``EAGLE3_*`` is read; empty unless given.
 
     Returns:
-        Errors alone, and of those the certain ones; empty for a launch without EAGLE.
+        Errors alone, and of those the certain ones; none for a draft of EAGLE-1 or 2, or a model's own MTP layers, served as such.
     """
     deployment = Deployment(
         target=Model(target_config, "target config.json"),
@@ -67,7 +67,8 @@ def certain_faults(
         plugin=plugin,
         environ=environ or {},
     )
-    found = [finding for check in CHEAP for finding in check(deployment)]
+    checks = CHEAP if deployment.eagle3 else [check for check in CHEAP if check in WHATEVER_SERVES]
+    found = [finding for check in checks for finding in check(deployment)]
     return [finding for finding in ordered(found) if finding.severity == "error" and finding.sure == "certain"]
 
 

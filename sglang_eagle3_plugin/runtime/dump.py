@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_eagle3_plugin import __version__
-from sglang_eagle3_plugin.activation import sglang_release
 from sglang_eagle3_plugin.hidden_states.layout import Header
+from sglang_eagle3_plugin.loaded import sglang_release
 from sglang_eagle3_plugin.runtime import tap
 from sglang_eagle3_plugin.runtime.dump_target import DumpTarget, refuse_prefill_graphs
 from sglang_eagle3_plugin.runtime.spool import Block, Finished, Spool

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from sglang_eagle3_plugin import activation
+from sglang_eagle3_plugin import activation, loaded
 from sglang_eagle3_plugin.patches import REGISTRY
 from sglang_eagle3_plugin.settings import Settings
 
@@ -35,7 +35,7 @@ def _report() -> dict[str, object]:
     order = [patch.id for patch in REGISTRY]
     return {
         "pid": os.getpid(),
-        "release": activation.sglang_release(),
+        "release": loaded.sglang_release(),
         "patches": sorted(rows, key=lambda row: order.index(row["patch"])),
     }
 

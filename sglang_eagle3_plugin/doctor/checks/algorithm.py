@@ -8,29 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sglang_eagle3_plugin.doctor.deployment import Deployment, Model, whole
-from sglang_eagle3_plugin.doctor.findings import Evidence, Finding
+from sglang_eagle3_plugin.doctor.deployment import Deployment, Model, signs_of_eagle3
+from sglang_eagle3_plugin.doctor.findings import Finding
 
 _EAGLE = ("EAGLE", "NEXTN")
-
-
-def signs_of_eagle3(draft: Model, target_hidden: int | None = None) -> list[Evidence]:
-    """Collect what shows that a draft is an EAGLE-3 draft, whatever its architecture is called."""
-    signs: list[Evidence] = []
-    if "eagle3" in (draft.architecture or "").lower():
-        signs.append(draft.says("architectures"))
-    if str(draft.config.get("speculators_model_type", "")).lower() == "eagle3":
-        signs.append(draft.says("speculators_model_type"))
-    if isinstance(draft.config.get("eagle_config"), dict):
-        signs.append(draft.says("eagle_config"))
-    if whole(draft.config.get("draft_vocab_size")):
-        signs.append(draft.says("draft_vocab_size"))
-    signs += [draft.holds(found) for name in ("d2t", "hidden_norm.weight") if (found := draft.tensor(name))]
-    fc = draft.tensor("fc.weight")
-    hidden = target_hidden or draft.hidden_size
-    if fc and hidden and len(fc[1].shape) == 2 and fc[1].shape[1] >= 3 * hidden:
-        signs.append(draft.holds(fc))
-    return signs
 
 
 def looks_like_first_eagle(draft: Model) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from collections.abc import Iterator
 
 from sglang_eagle3_plugin.checkpoints import Checkpoint
 from sglang_eagle3_plugin.doctor import facts
-from sglang_eagle3_plugin.doctor.checks.algorithm import looks_like_first_eagle, signs_of_eagle3
-from sglang_eagle3_plugin.doctor.deployment import Deployment
+from sglang_eagle3_plugin.doctor.checks.algorithm import looks_like_first_eagle
+from sglang_eagle3_plugin.doctor.deployment import Deployment, signs_of_eagle3
 from sglang_eagle3_plugin.doctor.findings import Evidence, Finding
 
 LAYER = re.compile(r"(?:^|\.)(midlayer|layers\.(\d{1,6}))\.")
@@ -24,6 +25,15 @@ def is_latent(d: Deployment) -> bool:
     """Whether the draft has multi-head latent attention (DeepSeek's) rather than Llama's."""
     assert d.draft is not None
     return d.draft.tensor("kv_a_proj_with_mqa.weight") is not None or "Deepseek" in (d.draft.architecture or "")
+
+
+def _may_have_been_added(d: Deployment) -> bool:
+    """Whether the server may have classes that the release as published has not: a fork, a package of models, another plugin."""
+    if not facts.surveyed(d.release) or "+" in (d.release or "") or d.source is not None:
+        return True
+    if d.environ.get("SGLANG_EXTERNAL_MODEL_PACKAGE"):  # sglang/srt/models/registry.py
+        return True
+    return d.plugin and any(point.name != "eagle3" for point in importlib.metadata.entry_points(group="sglang.srt.plugins"))
 
 
 def check_name(d: Deployment) -> Iterator[Finding]:
@@ -47,7 +57,7 @@ def check_name(d: Deployment) -> Iterator[Finding]:
     fix = f'Set "architectures": ["{right}"] in a copy of the draft config (--fix-config writes one).'
     odd = re.search(r"eagle3|speculator|peagle|draft", name, re.IGNORECASE)
     if odd:
-        loadable = "peagle" not in name.lower()
+        loadable = not re.search(r"^p-?eagle|(?:^|[a-z0-9_])P-?E(?:agle|AGLE)", name)
         yield Finding(
             "ERR_DRAFT_ARCH_UNKNOWN",
             f"No SGLang release up to {facts.newest()} has a draft class {name}"
@@ -57,8 +67,7 @@ def check_name(d: Deployment) -> Iterator[Finding]:
             if loadable
             else "Use a draft in EAGLE-3's form.",
             ("FIXABLE_BY_OVERRIDE",) if loadable else (),
-            # A fork, or a release that was not surveyed, may have it.
-            "certain" if facts.surveyed(d.release) else "likely",
+            "likely" if _may_have_been_added(d) else "certain",
             {"architectures": [right]} if loadable else {},
         )
     elif signs:

@@ -174,7 +174,17 @@ def check_count(d: Deployment) -> Iterator[Finding]:
     found = d.draft.tensor("fc.weight")
     if w.slots_by == "fc" and found:
         evidence.append(d.draft.holds(found))
-    if w.slots != given:
+    decided = w.decision if w.decision and w.decision.decided_by in ("user", "provenance") else None
+    known = w.slots_by in ("fc", "num_aux_hidden_states")  # not so by a list of ids that was overruled
+    if known and decided and decided.boundaries is not None and len(decided.boundaries) != w.slots:
+        yield Finding(
+            "ERR_AUX_COUNT_MISMATCH",
+            f"The draft takes {w.slots} auxiliary states (by {w.slots_by}), and {len(decided.boundaries)} boundaries are asked "
+            f"for, {list(decided.boundaries)} ({decided.evidence}).",
+            tuple(evidence),
+            f"Name {w.slots} boundaries, one for each state that fc takes.",
+        )
+    elif w.slots != given and not (d.plugin and decided):
         listed = "ids are listed where they are read" if read is not None else "states are the default without nested ids"
         yield Finding(
             "ERR_AUX_COUNT_MISMATCH",

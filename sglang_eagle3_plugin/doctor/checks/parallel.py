@@ -53,7 +53,7 @@ def check_pipeline(d: Deployment) -> Iterator[Finding]:
     placed = ""
     if depth and wanted:
         first = depth - depth // stages
-        lost = [b for b in wanted if b <= first]
+        lost = [b for b in wanted if b < first]
         by_stage = ", ".join(f"{b} on stage {min(b * stages // depth, stages - 1)}" for b in wanted)
         placed = f" Of the boundaries {list(wanted)} ({by_stage}), {len(wanted) - len(lost)} reach the last of {stages} stages."
     yield Finding(

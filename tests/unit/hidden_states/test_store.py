@@ -179,6 +179,29 @@ def test_a_failed_write_leaves_no_trace_and_the_next_one_works(tmp_path, monkeyp
     assert read.unacknowledged() == []
 
 
+def test_a_sample_is_acknowledged_only_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    stock_fsync, stock_write = os.fsync, os.write
+    on_disk, acknowledged = {}, []
+
+    def fsync(descriptor):
+        stock_fsync(descriptor)
+        found = os.fstat(descriptor)
+        # Of a directory: which names it had.
+        on_disk[found.st_ino] = sorted(os.listdir(tmp_path)) if stat.S_ISDIR(found.st_mode) else found.st_size
+
+    def write(descriptor, data):
+        if bytes(data).startswith(b'{"kind":"shard"'):
+            name = json.loads(bytes(data))["file"]
+            shard = (tmp_path / name).stat()
+            acknowledged.append((on_disk.get(shard.st_ino) == shard.st_size, name in on_disk[tmp_path.stat().st_ino]))
+        return stock_write(descriptor, data)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "write", write)
+    dump(tmp_path, [sample([1, 2, 3]), sample([4])], shard_bytes=1)
+    assert acknowledged == [(True, True), (True, True)]
+
+
 def test_fp8_codes_become_the_numbers_of_the_standard():
     codes = np.array([[0x00, 0x38, 0xB8, 0x7E, 0x01, 0x7F]], np.uint8)
     numbers = to_float32(codes, np.array([2.0], np.float32))

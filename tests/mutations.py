@@ -142,16 +142,16 @@ def run(tree: Path, python: Path, test: str) -> tuple[int, str]:
     return done.returncode, "; ".join(failed) or done.stdout[-600:]
 
 
-def judge(mutation: Mutation, tree: Path, python: Path, sound: set[str]) -> str:
-    """An empty string where the test noticed, else what is wrong."""
+def judge(mutation: Mutation, tree: Path, python: Path, sound: set[str]) -> tuple[bool, str]:
+    """Whether the test noticed; and which of its cases did first, or what is wrong."""
     path = tree / PACKAGE / mutation.file
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.line) != 1:
-        return f"{mutation.file} has {mutation.line!r} {text.count(mutation.line)} times"
+        return False, f"{mutation.file} has {mutation.line!r} {text.count(mutation.line)} times"
     if mutation.test not in sound:
         status, said = run(tree, python, mutation.test)
         if status:
-            return f"it fails without the mutation: {said}"
+            return False, f"it fails without the mutation: {said}"
         sound.add(mutation.test)
     path.write_text(text.replace(mutation.line, mutation.mutant), encoding="utf-8")
     try:
@@ -159,7 +159,9 @@ def judge(mutation: Mutation, tree: Path, python: Path, sound: set[str]) -> str:
     finally:
         path.write_text(text, encoding="utf-8")
     # 1: tests were run and failed. Anything else is no test that noticed.
-    return "" if status == 1 and said.startswith(mutation.test) else f"no test noticed (exit status {status}): {said}"
+    if status == 1 and said.startswith(mutation.test):
+        return True, said.partition(" - ")[0]
+    return False, f"no test noticed (exit status {status}): {said}"
 
 
 def main(words: list[str]) -> int:
@@ -169,11 +171,12 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="eagle3-mutations-") as place:
         tree, python = copy_of_the_tree(Path(place))
         for mutation in chosen:
-            problem = judge(mutation, tree, python, sound)
-            unnoticed += bool(problem)
-            print(f"{'NOT NOTICED' if problem else 'noticed'}  {mutation.title}\n    {PACKAGE}/{mutation.file}")
-            print(textwrap.indent(f"- {mutation.line.strip()}\n+ {mutation.mutant.strip()}", "    "))
-            print(f"    {problem or mutation.test}", flush=True)
+            noticed, said = judge(mutation, tree, python, sound)
+            unnoticed += not noticed
+            print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutation.title}\n    {PACKAGE}/{mutation.file}")
+            for sign, text in (("-", mutation.line), ("+", mutation.mutant)):
+                print(textwrap.indent(textwrap.dedent(text).strip() or "(nothing)", f"    {sign} "))
+            print(f"    {said}", flush=True)
     if any("tests/engine" in mutation.test for mutation in chosen):
         from sglang_eagle3_plugin.rig import environments, installing
 

@@ -34,16 +34,18 @@ TESTS = (
     "tests/engine/test_orders.py",
     "tests/engine/test_wiring.py",
     "tests/engine/test_startup.py",
-    "tests/engine/test_unknown_shape.py",
     "tests/engine/test_debug.py",
     "tests/engine/test_debug_ranks.py",
-    "tests/engine/dumps/test_dump.py",
+    "tests/engine/dumps/test_dump.py::test_with_a_draft_the_dump_holds_what_the_draft_is_fed",
+    "tests/engine/dumps/test_dump.py::test_generated_tokens_fp8_and_an_aborted_request",
     "tests/engine/dumps/test_switch.py",
-    "tests/engine/dumps/test_faults.py",
     "tests/engine/dumps/test_families.py",
     "tests/engine/test_families.py",
 )
 """Those of a default run and of `-m slow` that run what serves; an engine run takes most of a minute."""
+
+TOO_SLOW_WHEN_TRACED = "tests/engine/test_debug.py::test_numbers_are_those_of_an_independent_model"
+"""A pass of eight requests in Triton's interpreter then takes longer than the time after which debug sends a step unfinished."""
 
 LAUNCHERS = ("sglang.launch_server", "/rig/worker.py")
 DEBUG_CHILD = f"{PACKAGE}.runtime.debug.writer"
@@ -70,7 +72,7 @@ def run(arguments: list[str]) -> int:
         for path in DATA.iterdir():
             path.unlink()
     variables = os.environ | {"SERVING_COVERAGE": str(DATA), "PYTHONPATH": str(HERE / "site")}
-    argv = [sys.executable, "-m", "pytest", "-m", "not gpu", *(arguments or TESTS)]
+    argv = [sys.executable, "-m", "pytest", "-m", "not gpu", "--deselect", TOO_SLOW_WHEN_TRACED, *(arguments or TESTS)]
     return subprocess.run(argv, cwd=ROOT, env=variables, check=False).returncode
 
 

@@ -35,6 +35,7 @@ TESTS = (
     "tests/engine/test_wiring.py",
     "tests/engine/test_startup.py",
     "tests/engine/test_debug.py",
+    "tests/engine/test_debug_step.py",
     "tests/engine/test_debug_ranks.py",
     "tests/engine/dumps/test_dump.py::test_with_a_draft_the_dump_holds_what_the_draft_is_fed",
     "tests/engine/dumps/test_dump.py::test_generated_tokens_fp8_and_an_aborted_request",

@@ -8,7 +8,7 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint coverage mutations bench clean
 demo: .venv/.done
 	$(BIN)/sglang-eagle3 demo
 
@@ -19,6 +19,14 @@ lint: .venv/.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The lines that a serving process runs, by the unit tests and by real engines; most of an hour on 2 cores.
+coverage: .venv/.done
+	$(BIN)/python tests/coverage/measure.py
+
+# Ten lines broken, one at a time; a test must fail each time.
+mutations: .venv/.done
+	$(BIN)/python tests/mutations.py
 
 clean:
 	rm -rf .venv dist build

@@ -66,11 +66,6 @@ def _check_launch(settings: Settings) -> None:
             logger.warning("sglang-eagle3-plugin: the check of the command line failed; the launch goes on.", exc_info=True)
 
 
-def active_route() -> str | None:
-    """``pth``, ``entry-point``, or None where nothing has activated the plugin in this process."""
-    return _active_route
-
-
 def outcomes() -> list[patching.Outcome]:
     """Every patch that has met its module in this process, with its state."""
     return _ledger.outcomes() if _ledger else []

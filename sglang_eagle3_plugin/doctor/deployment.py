@@ -133,7 +133,7 @@ class Deployment:
     Attributes:
         target: None when nothing is known of it.
         draft: None when nothing is known of it.
-        flags: of ``launch_server``; ``flags_known`` says whether any were given at all.
+        flags: of ``launch_server``.
         release: of SGLang, as it calls itself; None when unknown.
         source: the ``sglang`` package directory to read classes from (a fork, an installed copy); None to go by the release.
         plugin: whether this plugin is active in the server that is judged.
@@ -164,11 +164,6 @@ class Deployment:
         from sglang_eagle3_plugin.doctor import wiring
 
         return wiring.of(self)
-
-    @property
-    def flags_known(self) -> bool:
-        """Whether a launch line was given."""
-        return bool(self.flags.given)
 
     @cached_property
     def eagle3(self) -> bool:

@@ -74,11 +74,6 @@ class Flags:
         """Pipeline-parallel size."""
         return self.number("--pp-size", 1)
 
-    @property
-    def dp(self) -> int:
-        """Data-parallel size."""
-        return self.number("--dp-size", 1)
-
 
 def parse(arguments: Sequence[str]) -> Flags:
     """Read the flags out of a launch line.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import textwrap
 
 import pytest
+from checkpoint_making import good_pair
 
 CALL = """
 from sglang.srt.models.kimi_k25 import KimiK25ForConditionalGeneration as K
@@ -159,3 +161,43 @@ def test_a_launch_whose_models_are_not_here_yet_is_not_judged(stand_in):
     done = stand_in(f"import sys; sys.orig_argv = {argv}\n" + CALL)
     assert done.stdout == DELEGATED
     assert done.stderr == ""
+
+
+def test_a_launch_that_is_certain_to_be_wrong_is_refused(stand_in, tmp_path):
+    target, draft = good_pair(tmp_path, [1, 4, 9])  # of 8 layers
+    argv = ["python", "-m", "sglang.launch_server", "--model", str(target), "--speculative-algorithm", "EAGLE3"]
+    argv += ["--speculative-draft-model-path", str(draft)]
+    launch = f"import sys; sys.orig_argv = {argv}\n" + CALL
+    refused = stand_in(launch, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "ERR_LAYER_ID_RANGE: Layer id 9" in refused.stderr
+    assert "This launch stops here, before any weight is read" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    served = stand_in(launch, EAGLE3_ALLOW_MISWIRED="1")
+    assert served.stdout == DELEGATED
+    assert "ERR_LAYER_ID_RANGE: Layer id 9" in served.stderr
+    assert "serving all the same" in served.stderr
+
+
+def test_a_check_that_fails_lets_the_launch_go_on(stand_in):
+    broken = """
+    import sys
+    from sglang_eagle3_plugin.runtime import startup
+    def broken(words, settings): raise RuntimeError("a fault of ours")
+    startup.check_command_line = broken
+    sys.orig_argv = ["python", "-m", "sglang.launch_server"]
+    """
+    done = stand_in(textwrap.dedent(broken) + CALL)
+    assert done.stdout == DELEGATED
+    assert "the check of the command line failed; the launch goes on" in done.stderr
+
+
+def test_a_plugin_that_cannot_be_activated_costs_a_line_not_the_server(stand_in):
+    broken = """
+    from sglang_eagle3_plugin import activation
+    def broken(route, settings=None): raise RuntimeError("a fault of ours")
+    activation.activate = broken
+    """
+    done = stand_in(textwrap.dedent(broken) + "import sglang; print(sglang.__version__)")
+    assert done.stdout == "0.5.9+stand-in\n"
+    assert done.stderr.count("sglang-eagle3-plugin: not active in this process (RuntimeError('a fault of ours'))") == 1

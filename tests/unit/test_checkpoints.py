@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
         ({"a": {"dtype": [], "shape": [], "data_offsets": [0, 0]}}, 0, None, "malformed"),
         ({"a": entry([1 << 70], 0, 8)}, 8, None, "malformed"),
         ({"a": entry([True], 0, 8)}, 8, None, "malformed"),
+        ({"a": {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]}}, 8, None, "malformed"),
+        ({"a": entry([1] * 65, 0, 4)}, 4, None, "malformed"),
     ],
 )
 def test_a_damaged_header_is_one_sentence(tmp_path: Path, header: object, data: int, claim: int | None, says: str) -> None:
@@ -88,6 +91,46 @@ def test_a_single_file_is_read_with_the_config_beside_it(tmp_path: Path) -> None
     place = locate(str(tmp_path / "model.safetensors"))
     assert config_of(place)[0] == {"hidden_size": 4}
     assert read_checkpoint(place).count == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "is no path"),
+        ("a\0b", "is no path"),
+        ("x" * 5000, "is no path"),
+        ("notes.txt", "neither a directory nor a .safetensors file"),
+        ("pipe.safetensors", "neither a directory nor a .safetensors file"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path, given: str, says: str) -> None:
+    (tmp_path / "notes.txt").write_text("whatever")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(UserError, match=says):
+        locate(str(tmp_path / given) if "." in given else given)
+
+
+def test_a_file_too_short_for_a_header_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match=r"5 bytes long, too short for a safetensors file"):
+        read_header(tmp_path / "m.safetensors")
+
+
+def test_a_header_larger_than_the_format_allows_is_not_read(tmp_path: Path) -> None:
+    file = raw(tmp_path / "m.safetensors", b"{}", claim=200_000_000)
+    with file.open("r+b") as stream:
+        stream.truncate(8 + 200_000_000)  # a hole: it takes no room
+    with pytest.raises(UserError, match="more than safetensors allows"):
+        read_header(file)
+
+
+def test_the_one_snapshot_of_a_cached_repository_needs_no_name(tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--draft"
+    write_config(repository / "snapshots" / "abc", {"hidden_size": 1})
+    assert config_of(locate(str(repository)))[0] == {"hidden_size": 1}
+    write_config(repository / "snapshots" / "def", {"hidden_size": 2})
+    with pytest.raises(UserError, match="holds 2 snapshots and no refs/main"):
+        locate(str(repository))
 
 
 def test_an_index_tells_of_missing_and_short_shards(tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def test_the_human_line_and_the_json_line_say_the_same():
     assert "\n" not in line
     assert line_of(json.dumps(said)) == line
     assert line_of("no json") == "no json"
+    assert human({**said, "ids": [7, 9]}).endswith(" | ids 7,9")
     ranks = {"step": 5, "pass": "target verify", "verdicts": [{"verdict": "partial-sums", "says": "so"}]}
     assert human(ranks) == "EAGLE3 step 5 target verify | WRONG partial-sums: so"
 

@@ -14,7 +14,8 @@ import pytest
 
 from sglang_eagle3_plugin import records
 from sglang_eagle3_plugin.runtime import tap
-from sglang_eagle3_plugin.runtime.debug import control, sampling, thread
+from sglang_eagle3_plugin.runtime.debug import control, ranks, sampling, thread
+from sglang_eagle3_plugin.runtime.debug import output as output_module
 from sglang_eagle3_plugin.runtime.debug.output import Output
 from sglang_eagle3_plugin.runtime.debug.ranks import Ranks
 from sglang_eagle3_plugin.runtime.debug.read import spans_of
@@ -177,6 +178,19 @@ def test_a_file_size_limit_costs_one_line(place, caplog):
     assert len([r for r in caplog.records if "no longer written" in r.getMessage()]) == 1
 
 
+def test_a_file_that_has_grown_too_large_is_left_and_the_log_goes_on(place, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(output_module, "_LARGEST_FILE", 1 << 10)
+    path = place / "lines.jsonl"
+    output = Output(str(path))
+    for _ in range(40):
+        output.write(SAID, "the human line")
+    assert path.stat().st_size <= 1 << 10
+    assert "it has reached" in output.problem
+    assert caplog.text.count("is no longer written") == 1
+    assert caplog.text.count("the human line") == 40
+
+
 def test_a_closed_stderr_stops_nothing(place, monkeypatch):
     class Closed:
         def write(self, text):
@@ -237,6 +251,28 @@ def test_ranks_compare_only_steps_that_both_saw_and_forgive_rounding():
     assert first.compared == 1
 
 
+def test_ranks_that_hold_other_slots_are_named_and_one_that_has_written_nothing_is_waited_for():
+    first, second = Ranks("9-0", 0, 2), Ranks("9-0", 1, 2)
+    first.add(said(1, 5.0))
+    assert first.exchange() == []
+    second.add(said(1, 5.0, slots=3))
+    second.exchange()
+    assert first.exchange() == [(1, "target verify", "rank 0 holds 2 slots, rank 1 3")]
+
+
+def test_ranks_keep_the_last_steps_only():
+    first, second = Ranks("9-0", 0, 2), Ranks("9-0", 1, 2)
+    steps = range(6 * ranks._KEPT)
+    for step in steps:
+        first.add(said(step, 5.0))
+        second.add(said(step, 4.0))
+        second.exchange()
+        assert [found[0] for found in first.exchange()] == [step] * 2  # each slot, once
+    assert len(first._mine) == ranks._KEPT
+    assert len(first._done) <= 8 * ranks._KEPT
+    assert len(json.loads((records.directory() / "9-0-1.ranks").read_text())) == ranks._KEPT
+
+
 class FakeRing:
     def key(self, states):
         return (-1, 0)
@@ -286,12 +322,14 @@ class Serving:
         self.target = SimpleNamespace(is_draft_worker=False, forward_pass_id=0)
         self.draft = SimpleNamespace(is_draft_worker=True)
         self.rids = ["a", "b"]
+        self.ids = None
+        self.spec_info = {}
 
     def run(self, runner, name):
         states = States()
         output = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=states), can_run_graph=True)
-        spec_info = SimpleNamespace(hidden_states=states)
-        batch = SimpleNamespace(forward_mode=mode(name), input_ids=None, rids=self.rids, spec_info=spec_info)
+        spec_info = SimpleNamespace(**{"hidden_states": states} | self.spec_info)
+        batch = SimpleNamespace(forward_mode=mode(name), input_ids=self.ids, rids=self.rids, spec_info=spec_info)
         if not runner.is_draft_worker:
             self.target.forward_pass_id += 1
         self.debug.on_forward(runner, batch, output)
@@ -367,6 +405,26 @@ def test_steps_that_nobody_takes_do_not_pile_up(monkeypatch):
     assert serving.debug.left_out >= 200 - sampling._PENDING - 1
 
 
+def test_accepted_tokens_and_ids_are_brought_along(monkeypatch):
+    serving = Serving(monkeypatch, Spec(steps=9, every=0, rate=0, ids=True))
+    serving.spec_info = {"num_accept_tokens": [4, 1, 0]}
+    serving.ids = [5, 6]
+    serving.prefill()
+    serving.verify()
+    serving.debug.collect(unfinished=True)
+    _, (_, passes, _) = serving.debug.arrived
+    brought = {name: more["extra"] for name, more in passes}
+    assert brought["target verify"] == [("ids", [5, 6])]
+    assert brought["draft extend"] == [("accepted", [4, 1]), ("ids", [5, 6])]
+
+
+def test_a_pass_without_states_is_passed_over(monkeypatch):
+    serving = Serving(monkeypatch, Spec(steps=9, every=0, rate=0))
+    serving.spec_info = {"hidden_states": None}
+    serving.prefill()
+    assert serving.steps() == [(1, ["target prefill"])]
+
+
 def test_only_passes_with_the_request_count(monkeypatch):
     serving = Serving(monkeypatch, Spec(steps=2, every=0, rate=0, requests=("c",)))
     for _ in range(3):
@@ -425,6 +483,18 @@ def test_a_bad_spec_in_the_environment_is_one_line(worker, bad, caplog):
     assert tap.consumers == ()
     assert "EAGLE3_DEBUG is off" in notes["debug"]["problem"]
     assert len(caplog.records) == 1
+
+
+def test_without_a_usable_runtime_directory_there_is_no_switch_and_debug_goes_on(worker):
+    records.directory().chmod(0o755)
+    made, notes = worker()
+    made._obey()
+    assert "there is no live switch" in notes["debug"]["problem"]
+    assert "mode 0700" in notes["debug"]["problem"]
+    made, _ = worker(debug="1")
+    made._obey()
+    assert len(tap.consumers) == 1
+    made._off()
 
 
 def test_a_bad_command_is_one_line_and_leaves_debug_as_it_was(worker, caplog):

@@ -173,6 +173,20 @@ def change(tmp_path: Path, config: dict[str, Any] | None = None, tensors: dict[s
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}}, {}, "ERR_FINAL_BOUNDARY_UNSUPPORTED"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, {}, "ERR_AUX_COUNT_MISMATCH"),
         ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, {}, "ERR_CONFIG_IDS_IGNORED"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}, {}, "WARN_CONFIG_IDS_DISAGREE"),
+        (
+            {"eagle_config": {"use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
+            {},
+            "WARN_IDS_WITHOUT_AUX",
+        ),
+        ({"hidden_size": 192}, {"fc.weight": ("BF16", [192, 192])}, "ERR_FC_SKIPPED"),
+        ({}, {"d2t": ("F32", [256])}, "ERR_D2T_SHAPE"),
+        ({}, {"d2t": ("I64", [256, 1])}, "ERR_D2T_SHAPE"),
+        (
+            {"draft_vocab_size": 128},
+            {"d2t": ("I64", [128], int64s(list(range(128, 256)))), "lm_head.weight": ("BF16", [128, 64])},
+            "ERR_D2T_NOT_OFFSET",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -219,6 +233,45 @@ def test_what_was_seen_of_a_run_is_explained(tmp_path: Path, observed: str, expe
     assert expected in [f["id"] for f in run(*pair, "--observed", observed)[1]["findings"]]
     (tmp_path / "server.log").write_text(f"loading\n{observed}\n")
     assert expected in [f["id"] for f in run(*pair, "--log", str(tmp_path / "server.log"))[1]["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("release", "flags", "expected"),
+    [
+        ("0.5.9", "--speculative-algorithm EAGLE3 --quantization awq", "ERR_QUANT_INHERIT"),
+        ("0.5.9", "--enable-return-aux-hidden-states", "ERR_FLAG_UNKNOWN"),
+        ("0.5.23", "--speculative-algorithm EAGLE3 --tp-size two", None),
+    ],
+)
+def test_a_flag_is_judged_by_the_release(tmp_path: Path, release: str, flags: str, expected: str | None) -> None:
+    found = judged(*good_pair(tmp_path), "--", *flags.split(), release=release)
+    assert found == [] if expected is None else expected in found
+
+
+def test_eagle3_is_the_wrong_flag_for_a_draft_of_the_first_eagle(tmp_path: Path) -> None:
+    target, draft = good_pair(tmp_path)
+    first = draft_config(architectures=["LlamaForCausalLMEagle"])
+    del first["eagle_config"], first["draft_vocab_size"]
+    write_config(draft, first)
+    write_safetensors(draft / "model.safetensors", {"fc.weight": ("BF16", [64, 128])})
+    assert "ERR_FLAG_EAGLE3_FOR_EAGLE" in judged(target, draft, "--", "--speculative-algorithm", "EAGLE3")
+
+
+def test_a_plugin_that_is_turned_off_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE3_PLUGIN", "0")
+    assert "WARN_PLUGIN_OFF" in judged(*good_pair(tmp_path), "--plugin")
+
+
+def test_embeddings_of_a_draft_are_compared_with_the_targets(tmp_path: Path) -> None:
+    target, draft = good_pair(tmp_path)
+
+    def noted(rows: bytes) -> list[str]:
+        write_safetensors(draft / "model.safetensors", draft_tensors() | {"embed_tokens.weight": ("BF16", [256, 64], rows)})
+        found = run("--target", str(target), "--draft", str(draft), "--release", "0.5.23")[1]["findings"]
+        return [f["id"] for f in found if "EMBED" in f["id"]]
+
+    assert noted(bytes(256 * 64 * 2)) == []
+    assert noted(b"\1" * (256 * 64 * 2)) == ["INFO_EMBED_DIFFERS_FROM_TARGET"]
 
 
 def test_launch_flags_alone_name_the_models(tmp_path: Path) -> None:

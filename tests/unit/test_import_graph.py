@@ -43,8 +43,9 @@ def imports(path: Path) -> set[str]:
 
 def serving_files() -> list[Path]:
     """The files reachable from the entry points, patches and runtime included, deferred imports followed."""
+    # What lies below runtime is imported by name too, where something is switched on.
     queue = (
-        [ROOT / f"{name}.py" for name in SERVING] + list((ROOT / "patches").glob("*.py")) + list((ROOT / "runtime").glob("*.py"))
+        [ROOT / f"{name}.py" for name in SERVING] + list((ROOT / "patches").glob("*.py")) + list((ROOT / "runtime").rglob("*.py"))
     )
     seen: dict[Path, None] = {}
     while queue:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_eagle3_plugin.boundaries import Convention
-from sglang_eagle3_plugin.settings import Settings
+from sglang_eagle3_plugin.settings import Settings, runtime_directory
 
 
 def read(**env: str) -> Settings:
@@ -58,3 +60,11 @@ def test_a_bad_value_is_ignored_and_named(name, value):
 )
 def test_never_raises(env):
     Settings.from_environment(env)
+
+
+def test_where_processes_leave_their_records():
+    ours = {"EAGLE3_RUNTIME_DIR": "/ours", "XDG_RUNTIME_DIR": "/run/user/1"}
+    assert str(runtime_directory(ours)) == "/ours"
+    del ours["EAGLE3_RUNTIME_DIR"]
+    assert str(runtime_directory(ours)) == "/run/user/1/sglang-eagle3"
+    assert runtime_directory({}).name == f"sglang-eagle3-{os.getuid()}"

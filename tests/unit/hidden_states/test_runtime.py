@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 from types import SimpleNamespace as Thing
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_eagle3_plugin.hidden_states.reader import Dump as Read
+from sglang_eagle3_plugin.runtime import dump as dump_module
 from sglang_eagle3_plugin.runtime import spool as spool_module
+from sglang_eagle3_plugin.runtime import tap
 from sglang_eagle3_plugin.runtime.dump import Dump
 from sglang_eagle3_plugin.runtime.spool import Budget, Finished, Spool
 from sglang_eagle3_plugin.settings import DumpSettings, Settings
@@ -161,6 +164,85 @@ def test_generated_tokens_in_a_graph_are_refused():
     forward(dump, "DECODE", ("a", [3], 0), seen=False, graph=True)
     dump.on_batch_done([request("a", [1, 2], [3, 4], finished=True)])
     assert (dump.spool.out, dump.spool.counts) == ({}, {"generated_in_graph": 1})
+
+
+def test_a_chunk_that_ran_beyond_the_end_is_cut_in_its_middle():
+    dump = dumping(generated=True)
+    forward(dump, "EXTEND", ("a", [1, 2, 3, 4], 0))
+    dump.on_batch_done([request("a", [1, 2, 3], finished=True)])
+    assert dump.spool.out == {"a": ([1, 2, 3], 3)}
+
+
+def test_a_refused_request_stays_refused_and_is_counted_once():
+    dump = dumping()
+    for prefix in (2, 3, 4):
+        forward(dump, "EXTEND", ("a", [9], prefix))
+    dump.on_batch_done([request("a", [1, 2, 9, 9, 9], finished=True)])
+    assert (dump.spool.out, dump.spool.counts) == ({}, {"cached_prefix": 1})
+
+
+def test_requests_that_go_on_decoding_are_remembered_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(dump_module, "_REMEMBERED", 3)
+    dump = dumping()
+    for i in range(5):
+        forward(dump, "EXTEND", (f"r{i}", [i], 0))
+        dump.on_batch_done([request(f"r{i}", [i])])
+    assert list(dump._done) == ["r2", "r3", "r4"]
+
+
+def test_a_dump_that_is_off_takes_nothing():
+    dump = dumping()
+    dump.enabled = False
+    forward(dump, "EXTEND", ("a", [1], 0))
+    dump.on_batch_done([request("a", [1], finished=True)])
+    assert (dump.spool.out, dump.spool.counts) == ({}, {})
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr(tap, "consumers", ())
+    monkeypatch.setattr(dump_module, "current", None)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_fault_of_the_dumps_own_turns_it_off_and_the_scheduler_goes_on(monkeypatch, caplog):
+    dump_module.batch_done(Thing(reqs=[request("a", [1])]))  # none is on
+    dump = dumping()
+    dump.runner = "runner"
+    released = []
+    dump.target.release = lambda: released.append(True)
+    tap.add(dump)
+    monkeypatch.setattr(dump_module, "current", dump)
+    for _ in range(2):
+        dump_module.batch_done(Thing(reqs=[Thing(rid="a")]))  # a request of a shape nobody has seen
+    assert not dump.enabled
+    assert dump not in tap.consumers
+    assert caplog.text.count("the dump is off in this process, serving goes on (AttributeError") == 1
+    assert released == []
+    tap.deliver("runner", Thing(rids=["a"]), Thing())
+    assert released  # the target is given back between two passes
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_pipeline_stage_dumps_nothing_and_says_so_where_it_was_asked_to(caplog, asked):
+    runner = Thing(is_draft_worker=False, server_args=Thing(pp_size=2))
+    dump_module.start(runner, Settings(dump_dir="/d" if asked else None))
+    assert dump_module.current is None
+    assert caplog.text.count("no dump with pipeline parallelism") == asked
+
+
+def test_rows_wait_for_room_only_while_some_is_to_come(tmp_path):
+    spool = make_spool(tmp_path / "d")
+    eight = {"x": Thing(numel=lambda: 8, element_size=lambda: 1)}
+    assert spool.budget.take(spool.budget.limit)
+    began = time.monotonic()
+    assert spool.copy(eight, wait=True) is None  # nobody writes: none will come
+    assert spool.copy(eight, wait=False) is None
+    assert time.monotonic() - began < 5
+    too_large = {"x": Thing(numel=lambda: spool.budget.limit + 1, element_size=lambda: 1)}
+    assert spool.copy(too_large, wait=True) is None
+    spool.stop()
 
 
 def test_an_unseen_pass_and_a_full_queue_are_counted():

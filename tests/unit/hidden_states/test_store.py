@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.hidden_states import reader as reader_module
 from sglang_eagle3_plugin.hidden_states import writer as writer_module
-from sglang_eagle3_plugin.hidden_states.layout import sample_key
+from sglang_eagle3_plugin.hidden_states.layout import Header, sample_key
 from sglang_eagle3_plugin.hidden_states.reader import CorruptShardError, Dump, to_float32
 from sglang_eagle3_plugin.hidden_states.writer import DumpFullError, Writer
 
@@ -177,6 +178,86 @@ def test_a_failed_write_leaves_no_trace_and_the_next_one_works(tmp_path, monkeyp
     read = Dump.open(tmp_path)
     assert [read.read(ref).input_ids.tolist() for ref in read.refs] == [[2]]
     assert read.unacknowledged() == []
+
+
+def test_a_sample_is_acknowledged_only_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    stock_fsync, stock_write = os.fsync, os.write
+    on_disk, acknowledged = {}, []
+
+    def fsync(descriptor):
+        stock_fsync(descriptor)
+        found = os.fstat(descriptor)
+        # Of a directory: which names it had.
+        on_disk[found.st_ino] = sorted(os.listdir(tmp_path)) if stat.S_ISDIR(found.st_mode) else found.st_size
+
+    def write(descriptor, data):
+        if bytes(data).startswith(b'{"kind":"shard"'):
+            name = json.loads(bytes(data))["file"]
+            shard = (tmp_path / name).stat()
+            acknowledged.append((on_disk.get(shard.st_ino) == shard.st_size, name in on_disk[tmp_path.stat().st_ino]))
+        return stock_write(descriptor, data)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "write", write)
+    dump(tmp_path, [sample([1, 2, 3]), sample([4])], shard_bytes=1)
+    assert acknowledged == [(True, True), (True, True)]
+
+
+def test_a_shard_of_many_pieces_is_checked_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer_module, "PIECE", 64)
+    monkeypatch.setattr(reader_module, "PIECE", 64)
+    dump(tmp_path, [sample(list(range(40)))])
+    assert len(Dump.open(tmp_path).read(Dump.open(tmp_path).refs[0]).input_ids) == 40
+    (shard,) = tmp_path.glob("*.safetensors")
+    damaged = bytearray(shard.read_bytes())
+    damaged[-100] ^= 1
+    shard.write_bytes(damaged)
+    again = Dump.open(tmp_path)
+    with pytest.raises(CorruptShardError):
+        again.read(again.refs[0])
+
+
+def test_a_new_writer_sweeps_what_a_dead_one_never_acknowledged_and_nothing_else(tmp_path):
+    dump(tmp_path, [sample([1, 2])])
+    left = ["w0001-000007.safetensors", "w0001-000008.safetensors.tmp"]
+    living = Writer(tmp_path, HEADER, min_free_bytes=0)
+    under_way = f"{living.id}-000000.safetensors.tmp"
+    for name in (*left, under_way, "w0001-notes.txt"):
+        (tmp_path / name).write_bytes(b"half")
+    Writer(tmp_path, HEADER, min_free_bytes=0).close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert not names & set(left)
+    assert {under_way, "w0001-notes.txt", "w0001-000000.safetensors"} <= names
+    living.close()
+    assert [ref.key for ref in Dump.open(tmp_path).refs] == [sample_key([1, 2])]
+
+
+def test_a_writer_whose_number_was_taken_meanwhile_takes_the_next(tmp_path, monkeypatch):
+    stock = Path.iterdir
+    monkeypatch.setattr(writer_module, "sweep", lambda directory: [])
+    dump(tmp_path, [sample([1])])
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(()) if path == tmp_path else stock(path))
+    assert dump(tmp_path, [sample([2])]).id == "w0002"
+
+
+def test_a_tensor_of_another_size_than_its_shape_is_refused():
+    with pytest.raises(ValueError, match=r"tensor aux of shape \(2, 3\) and dtype F32 has 8 bytes, not 24"):
+        writer_module.serialize({"aux": ("F32", (2, 3), b"12345678")}, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"version": 99}, "is not a"),
+        ({"format": "else"}, "is not a"),
+        ({"dtype": "F12"}, "F12"),
+        ({"boundaries": None}, "boundaries"),
+    ],
+)
+def test_a_header_of_another_format_says_so(changes, says):
+    line = {key: value for key, value in (HEADER.to_json() | changes).items() if value is not None}
+    with pytest.raises(ValueError, match=says):
+        Header.from_json(line)
 
 
 def test_fp8_codes_become_the_numbers_of_the_standard():

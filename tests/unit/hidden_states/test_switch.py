@@ -104,6 +104,37 @@ def test_on_again_ends_the_first_and_keeps_the_captures_of_the_second(switch):
     assert tap.consumers == (dumps.current,)
 
 
+def test_without_a_usable_runtime_directory_there_is_no_switch_and_the_record_says_why(tmp_path, monkeypatch):
+    (tmp_path / "open").mkdir(mode=0o755)
+    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "open"))
+    made = dump_switch.Switch(RUNNER, Settings())
+    made.look()
+    made._note()
+    assert "there is no live switch" in made._noted["problem"]
+    assert "mode 0700" in made._noted["problem"]
+
+
+def test_a_fault_of_the_switch_is_counted_and_it_goes_on_looking(switch, monkeypatch, caplog):
+    monkeypatch.setattr(dump_switch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(tap, "failures", {})
+    looks = []
+
+    def look():
+        looks.append(True)
+        if len(looks) == 1:
+            raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(switch, "look", look)
+    switch.start()
+    until = time.monotonic() + 20
+    while len(looks) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    switch.stop()
+    assert len(looks) >= 3
+    assert tap.failures == {"dump switch": 1}
+    assert "a fault of ours" in switch._noted["problem"]
+
+
 def test_off_before_the_pass_came_leaves_nothing(switch):
     order(switch)
     order(switch, serial=2, on=False)

@@ -68,7 +68,7 @@ def of_server(pid: int) -> list[Row]:
             rows += [{**row, **extra} for row in record["patches"]]
     if rows:
         return rows
-    servers = [member for member in family if processes.role(member) not in ("python", "worker")]
+    servers = [member for member in family if processes.is_sglang(member)]
     if not servers:
         raise UserError(f"process {pid} is no SGLang server, and no process below it is; give the pid of `sglang.launch_server`")
     return [row for member in servers for row in _without_record(member)]

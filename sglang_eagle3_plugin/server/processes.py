@@ -83,6 +83,14 @@ def environment(pid: int) -> dict[str, str]:
     return dict(word.decode(errors="replace").partition("=")[::2] for word in words if b"=" in word)
 
 
+def owner(pid: int) -> int | None:
+    """The user id of a process; None where there is none."""
+    try:
+        return (PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
 def listening_on(url: str) -> int:
     """The pid of this user's process that listens at the URL, read as :func:`address.parse` does.
 

@@ -22,6 +22,7 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen()
 print(s.getsockname()[1], flush=True)
 sys.stdin.read()
 """
+CHILD = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -74,6 +75,75 @@ def test_a_server_without_the_plugin_says_so(server, capsys):
     rows = json.loads(out)
     assert {row["state"] for row in rows} == {"disabled"}
     assert {row["reason"] for row in rows} == {"EAGLE3_PLUGIN=0"}
+
+
+@pytest.fixture
+def launched(stand_in, tmp_path, monkeypatch):
+    """A stand-in launcher with a record, and its children: processes with SGLang's titles and no plugin."""
+    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "records"))
+    stand_in("pass")
+    lines = [
+        "import sglang_eagle3_plugin._bootstrap, subprocess, sys, sglang.srt.models.kimi_k25",
+        f"start = lambda title: subprocess.Popen([title, '-c', {CHILD!r}], executable=sys.executable, env={{}})",
+        "children = [start(title) for title in sys.argv[1:]]",
+        "[child.wait() for child in children]",
+    ]
+    (tmp_path / "stand-in/sglang/launch_server.py").write_text("\n".join(lines))
+    started = []
+
+    def start(*titles, **env):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sglang.launch_server", *titles],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "stand-in"), *sys.path])} | env,
+        )
+        started.append(process)
+        return process.pid, [int(process.stdout.readline()) for _ in titles]
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+def test_a_scheduler_without_the_plugin_fails_whatever_its_launcher_has(launched, capsys):
+    launcher, (scheduler,) = launched("sglang::scheduler_TP0")
+    code, out, _ = run(capsys, "--pid", str(launcher), "--json")
+    assert code == 1
+    by_pid = {pid: [row for row in json.loads(out) if row["pid"] == pid] for pid in (launcher, scheduler)}
+    assert {row["state"] for row in by_pid[launcher]} == {"applied"}
+    assert {(row["role"], row["state"]) for row in by_pid[scheduler]} == {("scheduler TP0", "pending")}
+    code, out, _ = run(capsys, "--pid", str(scheduler))
+    assert code == 1
+    assert out.count("no record: the plugin is not in this process") == 1
+
+
+def test_a_detokenizer_without_a_record_is_listed_and_fails_nothing(launched, capsys):
+    launcher, (detokenizer,) = launched("sglang::detokenizer")
+    code, out, _ = run(capsys, "--pid", str(launcher), "--json")
+    assert code == 0
+    assert {row["state"] for row in json.loads(out) if row["pid"] == detokenizer} == {"pending"}
+
+
+def test_a_scheduler_whose_title_wiped_its_environment_is_off_where_its_launcher_is(launched, capsys):
+    # As after setproctitle: the kernel shows no environment of the child's.
+    launcher, (scheduler,) = launched("sglang::scheduler_TP0", EAGLE3_PLUGIN="0")
+    assert processes.environment(scheduler) == {}
+    code, out, _ = run(capsys, "--pid", str(launcher), "--json")
+    assert code == 0
+    assert {(row["state"], row["reason"]) for row in json.loads(out) if row["pid"] == scheduler} == {
+        ("disabled", "EAGLE3_PLUGIN=0")
+    }
+
+
+def test_a_server_that_keeps_its_records_elsewhere_is_not_said_to_lack_the_plugin(server, capsys, tmp_path):
+    process, _ = server(EAGLE3_RUNTIME_DIR=str(tmp_path / "elsewhere"))
+    code, out, _ = run(capsys, "--pid", str(process.pid), "--json")
+    assert code == 1
+    assert {row["reason"].partition(": ")[2] for row in json.loads(out)} == {
+        f"run this with EAGLE3_RUNTIME_DIR={tmp_path / 'elsewhere'}"
+    }
 
 
 def test_human_output_names_role_state_and_reason(server, capsys):
@@ -160,9 +230,6 @@ def test_an_address_without_a_port_is_read_as_by_wait_and_accept(server, capsys,
     assert {row["pid"] for row in json.loads(out)} == {process.pid}
     with pytest.raises(UserError, match="neither http nor https"):
         processes.listening_on("ftp://localhost")
-
-
-CHILD = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
 
 
 def test_two_servers_of_one_shell_are_two():

@@ -22,7 +22,8 @@ s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen()
 print(s.getsockname()[1], flush=True)
 sys.stdin.read()
 """
-CHILD = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+# One write: two children share a pipe.
+CHILD = "import os, sys; os.write(1, b'%d\\n' % os.getpid()); sys.stdin.read()"
 
 
 @pytest.fixture

@@ -120,6 +120,9 @@ def judge(draft: Draft, target: Target, want: Wanted, place: Place) -> Answer:
     if want.boundaries is None:
         why = want.impossible or "which boundaries the draft wants is undecidable; the release's own reading is kept"
         level = support.judge(facts, place.whole, place.supported).level
+        if got is not None and got.eager != got.graph and not can:
+            # Whatever the draft wants, it can't be both.
+            level, why = support.BROKEN, f"{why}; CUDA graphs capture others than eager passes do, and {how}"
         needs = None if got or not can else True
     elif got is None:
         level, why = (support.PLUGIN if can else support.BROKEN), how

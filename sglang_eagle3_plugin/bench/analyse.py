@@ -62,16 +62,26 @@ def with_draft_shares(found: Sequence[Row], settings: Sequence[Setting]) -> list
     return [Row(**{**vars(row), "draft_share": shares.get((row.case, row.batch))}) for row in found]
 
 
+def gains(row: Row) -> bool:
+    """Whether a case beats the baseline beyond the ranges: its slowest run is faster than the baseline's fastest."""
+    return row.ratio is not None and row.ratio[1] > 1
+
+
+def loses(row: Row) -> bool:
+    """Whether a case is slower than the baseline beyond the ranges. One that neither gains nor loses is undecided."""
+    return row.ratio is not None and row.ratio[2] < 1
+
+
 def best(found: Sequence[Row], batch: int) -> Row:
-    """The case to serve this batch size with: the fastest, and the baseline unless another is faster beyond its range."""
+    """The case to serve this batch size with: the fastest of those that gain, else the baseline."""
     here = [row for row in found if row.batch == batch]
-    fastest = max(here, key=lambda row: row.tokens_per_s[0])
     baseline = next((row for row in here if row.case == BASELINE), None)
-    return fastest if baseline is None or fastest.tokens_per_s[1] > baseline.tokens_per_s[2] else baseline
+    candidates = here if baseline is None else [row for row in here if gains(row)] or [baseline]
+    return max(candidates, key=lambda row: row.tokens_per_s[0])
 
 
 def stops_paying(found: Sequence[Row]) -> int | None:
-    """The smallest batch size from which on no measured setting beats the baseline; None when the largest still pays."""
+    """The smallest batch size from which on no measured setting gains; None when the largest still pays."""
     batches = sorted({row.batch for row in found})
     losing = None
     for batch in reversed(batches):
@@ -85,14 +95,16 @@ def why_it_loses(row: Row, *, graphs_off: bool, smallest: Row | None = None) -> 
     """The reasons why a case is slower than the baseline, the plainest first.
 
     Args:
-        row: a row with a ratio below 1.
+        row: a row that loses, see :func:`loses`.
         graphs_off: its server runs without CUDA graphs.
         smallest: the same case at the smallest batch.
     """
     reasons = []
     rates = row.acceptance.rates()
     if row.step_cost is not None:
-        reasons.append(f"a step costs {row.step_cost:.2f} of the baseline's and yields {row.acceptance.length:.2f} tokens")
+        step = f"a step costs {row.step_cost:.2f} of the baseline's and yields {row.acceptance.length:.2f} tokens"
+        outside = row.step_cost < row.acceptance.length
+        reasons.append(f"{step}, a gain by itself: the time is lost outside the steps" if outside else step)
     if not rates or rates[0] < _LOW_FIRST:
         first = rates[0] if rates else 0.0
         reasons.append(

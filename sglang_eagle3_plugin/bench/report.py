@@ -40,8 +40,8 @@ class Findings:
         return any(analyse.best(self.rows, batch).case != BASELINE for batch in self.batches)
 
     def reasons(self, row: Row) -> list[str]:
-        """Why this row is slower than the baseline; empty where it is not."""
-        if row.ratio is None or row.ratio[0] >= 1:
+        """Why this row is slower than the baseline; empty where it is not, beyond the ranges."""
+        if not analyse.loses(row):
             return []
         smallest = next(other for other in self.rows if other.case == row.case)
         graphs_off = bool(self.servers.get(row.case, {}).get("graphs_off"))
@@ -100,7 +100,10 @@ def as_markdown(found: Findings, plot: str | None = None) -> str:
             "",
         ]
     if (stop := analyse.stops_paying(found.rows)) is not None:
-        lines += [f"**EAGLE-3 does not pay at {stop} at once{' and more' if stop < found.batches[-1] else ''}.**", ""]
+        lines += [f"**{_closing(found, stop)}**", ""]
+    if any(_verdict(row) == _UNDECIDED for row in found.rows):
+        # Ranges only grow with the runs of one store: more of them help where they vary less.
+        lines += [f"What is {_UNDECIDED} is neither gain nor loss: a quieter machine and more `--repeats` may tell.", ""]
     if plot:
         lines += [f"![throughput against the baseline, acceptance by position]({plot})", ""]
     if found.skipped:
@@ -173,7 +176,21 @@ def _advice(found: Findings, batch: int) -> list[str]:
     for row in (row for row in found.rows if row.batch == batch):
         if reasons := found.reasons(row):
             lines += ["", f"{row.case} loses: " + "; ".join(reasons) + "."]
+        elif row.ratio and _verdict(row) == _UNDECIDED:
+            between = f"{row.ratio[1]:.2f} to {row.ratio[2]:.2f} of the baseline"
+            lines += ["", f"{row.case}: no gain beyond the ranges, and no loss ({between})."]
     return lines
+
+
+def _closing(found: Findings, stop: int) -> str:
+    """What is said of the batch sizes from ``stop`` on, where nothing gains."""
+    there = f"at {stop} at once{' and more' if stop < found.batches[-1] else ''}"
+    rows = [row for row in found.rows if row.batch >= stop and row.case != BASELINE]
+    if not rows:
+        return f"No setting of EAGLE-3 was measured {there}."
+    if all(map(analyse.loses, rows)):
+        return f"EAGLE-3 does not pay {there}."
+    return f"No gain beyond the ranges {there}."
 
 
 def _recommended(found: Findings, batch: int) -> dict[str, Any]:
@@ -190,8 +207,18 @@ def _row_json(found: Findings, row: Row) -> dict[str, Any]:
         "rates": row.acceptance.rates(),
         "conditional_rates": row.acceptance.conditional_rates(),
         "steps": row.acceptance.steps,
+        "verdict": _verdict(row),
         "reasons": found.reasons(row),
     }
+
+
+def _verdict(row: Row) -> str | None:
+    if row.ratio is None:
+        return None
+    return "gain" if analyse.gains(row) else "loss" if analyse.loses(row) else _UNDECIDED
+
+
+_UNDECIDED = "within the ranges"
 
 
 def _milliseconds(seconds: float) -> str:

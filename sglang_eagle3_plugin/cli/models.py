@@ -14,8 +14,10 @@ from sglang_eagle3_plugin import releases, support
 from sglang_eagle3_plugin.cli.untrusted import escape
 from sglang_eagle3_plugin.errors import UserError
 
-NATIVE, DELEGATION, DELIVERY, TAP, NOT_POSSIBLE = "native", "delegation", "native capture, delivered", "generic tap", "not possible"
-WAYS = (NATIVE, DELEGATION, DELIVERY, TAP, NOT_POSSIBLE)
+NATIVE, REWIRED = support.NATIVE, support.REWIRED
+DELEGATION, DELIVERY, TAP, NOT_POSSIBLE = "delegation", "native capture, delivered", "generic tap", "not possible"
+WAYS = (NATIVE, REWIRED, DELEGATION, DELIVERY, TAP, NOT_POSSIBLE)
+"""The levels of the matrix, its ``plugin`` told apart by how; its ``broken`` is not possible."""
 _COLOURS = {NATIVE: "green", NOT_POSSIBLE: "red"}
 
 
@@ -26,6 +28,8 @@ _COLOURS = {NATIVE: "green", NOT_POSSIBLE: "red"}
 @click.option("--json", "as_json", is_flag=True, help="{release, counts, wrappers, models: [{class, way, why, evidence, around}]}.")
 def command(release: str | None, class_name: str | None, way: str | None, as_json: bool) -> int:
     """List every model class of a release: served by SGLang alone, by the plugin and how, or not, and why.
+
+    The headline counts by the levels of the matrix (compat/MATRIX.md).
 
     Read from the release's files; in a server the plugin decides by the structure of the model that was loaded, and
     `sglang-eagle3 status` says what it found. Exit status 1 when nothing matches.
@@ -63,7 +67,7 @@ def _way(facts: releases.ClassFacts, found: support.Support) -> str:
     if found.level == support.BROKEN:
         return NOT_POSSIBLE
     if found.level in (support.NATIVE, support.REWIRED):
-        return NATIVE
+        return found.level
     if (facts.inner or facts.chosen) and facts.setter is None:
         return DELEGATION
     # A class that has its setter and lacks only the accessor captures on SGLang's own path, as does one whose setter was dead.
@@ -75,8 +79,11 @@ def _way(facts: releases.ClassFacts, found: support.Support) -> str:
 def _show(release: str, counts: Counter[str], wrappers: Counter[str], rows: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     for what, some in (("model classes", counts), ("of them around a language model", wrappers)):
-        served = some.total() - some[NOT_POSSIBLE]
-        console.print(f"SGLang {release}: {some.total()} {what}; {some[NATIVE]} served by SGLang alone, {served} with the plugin")
+        plugin = some[DELEGATION] + some[DELIVERY] + some[TAP]
+        console.print(
+            f"SGLang {release}: {some.total()} {what}; {some[NATIVE]} native (by SGLang alone), {some[REWIRED]} plugin:rewired "
+            f"(with their capture corrected), {plugin} plugin, {some[NOT_POSSIBLE]} broken (not possible)"
+        )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("class", "way", "how, or why not"):
         table.add_column(heading, overflow="fold")

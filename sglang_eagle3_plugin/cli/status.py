@@ -21,7 +21,7 @@ _COLOURS = {"applied": "green", "native": "green", "incompatible": "red", "faile
 def command(url: str | None, pid: int | None, as_json: bool) -> int:
     """Say what is patched, skipped, and why: in this environment, or in each process of a running server.
 
-    Exit status 1 when a patch does not fit or failed.
+    Exit status 1 when a patch does not fit or failed, or a scheduler is without the plugin that nobody turned off.
     """
     if url and pid:
         raise click.UsageError("give --url or --pid, not both")
@@ -30,21 +30,25 @@ def command(url: str | None, pid: int | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _show(rows, {} if server is None else status.wiring_of_server(server))
-    return int(any(row["state"] in ("incompatible", "failed") for row in rows))
+        _show(rows, None if server is None else status.wiring_of_server(server))
+    return int(any(map(status.is_trouble, rows)))
 
 
-def _show(rows: list[status.Row], wiring: dict[int, Any]) -> None:
+def _show(rows: list[status.Row], wiring: dict[int, Any] | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for pid in dict.fromkeys(row["pid"] for row in rows):
         mine = [row for row in rows if row["pid"] == pid]
         first = mine[0]
         about = ", ".join(f"{key} {first[key]}" for key in ("release", "route") if first.get(key))
         console.print(f"[bold]{escape(str(first['role']))}[/bold] pid {pid}" + (f" ({about})" if about else ""))
+        if not status.has_record(first) and wiring is not None:  # one reason for all
+            colour = "red" if status.is_trouble(first) else "yellow"
+            console.print(f"  [{colour}]{first['state']:<12}[/{colour}] every patch: {escape(first['reason'])}")
+            continue
         for row in mine:
             colour = _COLOURS.get(row["state"], "yellow")
             console.print(f"  [{colour}]{row['state']:<12}[/{colour}] {row['patch']} on {row['target']}: {escape(row['reason'])}")
-        if pid in wiring:
+        if wiring and pid in wiring:
             note = wiring[pid]
             corrected = f", corrected from {note['stock']}" if note["corrected"] else ""
             console.print(

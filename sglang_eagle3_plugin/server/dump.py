@@ -12,7 +12,7 @@ import httpx
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.runtime.debug.spec import SpecError
 from sglang_eagle3_plugin.runtime.dump_switch import KIND, NOTE, boundaries_of
-from sglang_eagle3_plugin.server import processes, switching
+from sglang_eagle3_plugin.server import address, processes, switching
 from sglang_eagle3_plugin.settings import DumpSettings
 
 OBEY_S = 20.0
@@ -106,7 +106,8 @@ def switch(pid: int, *, on: bool, directory: Path | None = None, boundaries: str
 def _nudge(url: str) -> None:
     try:
         # An idle server's health check generates a token; a busy one has passes anyway.
-        httpx.get(url.rstrip("/") + "/health", timeout=OBEY_S)
+        with address.client(address.parse(url), timeout_s=OBEY_S) as http:
+            http.get("/health")
     except httpx.HTTPError:
         return
 

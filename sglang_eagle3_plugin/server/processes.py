@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.procfs import PROC, everyone
+from sglang_eagle3_plugin.server import address
 
 
 def tree(pid: int) -> list[int]:
@@ -20,7 +22,8 @@ def tree(pid: int) -> list[int]:
     if pid not in parents:
         raise UserError(f"there is no process {pid} on this machine; give the pid of a running SGLang server")
     top = pid
-    while (parent := parents.get(top)) in parents and parent is not None and "sglang" in cmdline(parent):
+    # A shell, a supervisor or a test may have started several servers, and names SGLang too: no climbing into those.
+    while (parent := parents.get(top)) in parents and parent is not None and is_sglang(parent):
         top = parent
     found = {top}
     while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -30,24 +33,45 @@ def tree(pid: int) -> list[int]:
 
 def role(pid: int) -> str:
     """What a process of an SGLang server is: ``scheduler TP0``, ``detokenizer``, ``launcher``, from its title or command line."""
-    text = cmdline(pid)
+    words = _words(pid)
     # SGLang names its processes by setproctitle: sglang::scheduler_TP0, sglang::detokenizer, ...
-    title = re.match(r"sglang::(\w+)", text)
+    title = re.match(r"sglang::(\w+)", words[0]) if words else None
     if title:
         return title.group(1).replace("_", " ").strip()
-    if "sglang.launch_server" in text or re.search(r"\bsglang\b.*\bserve\b", text):
+    if _launches(words):
         return "launcher"
-    if "--multiprocessing-fork" in text:
-        return "worker"
-    return "python"
+    return "worker" if "--multiprocessing-fork" in words else "python"
 
 
-def cmdline(pid: int) -> str:
-    """The command line of a process, blanks between its words; empty where it cannot be read."""
+def is_sglang(pid: int) -> bool:
+    """Whether a process is SGLang's own: a launcher, or one that has its title by now."""
+    return role(pid) not in _STRANGERS
+
+
+_STRANGERS = ("python", "worker")
+"""Roles of processes that are not SGLang's, or can't be told from others yet."""
+
+
+def _launches(words: list[str]) -> bool:
+    """Whether a command line is that of ``python -m sglang.launch_server`` or ``sglang serve`` itself.
+
+    Word by word: the one word after ``bash -c`` may hold the command lines of several servers.
+    """
+    if not words or not re.match(r"python|sglang$", words[0].rpartition("/")[2]):
+        return False
+    return any(word.endswith("sglang/launch_server.py") for word in words) or any(
+        (first == "-m" and second == "sglang.launch_server")
+        or (second == "serve" and (first.rpartition("/")[2] == "sglang" or first in ("sglang.cli", "sglang.cli.main")))
+        for first, second in itertools.pairwise(words)
+    )
+
+
+def _words(pid: int) -> list[str]:
+    """The words of a process's command line; empty where it cannot be read."""
     try:
-        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return [word.decode(errors="replace") for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0") if word]
     except OSError:
-        return ""
+        return []
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -59,19 +83,24 @@ def environment(pid: int) -> dict[str, str]:
     return dict(word.decode(errors="replace").partition("=")[::2] for word in words if b"=" in word)
 
 
+def owner(pid: int) -> int | None:
+    """The user id of a process; None where there is none."""
+    try:
+        return (PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
 def listening_on(url: str) -> int:
-    """The pid of this user's process that listens on the URL's port.
+    """The pid of this user's process that listens at the URL, read as :func:`address.parse` does.
 
     Raises:
-        UserError: the URL has no port, or none of this user's processes listens there.
+        UserError: it is no address or another machine's, or none of this user's processes listens there.
     """
-    try:
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        port = None
-    if port is None:
-        raise UserError(f"{url!r} names no port; give the server's address like http://127.0.0.1:30000")
+    where = address.parse(url)
+    port = where.port
+    if not (where.is_loopback or _is_ours(where.host)):
+        raise UserError(f"{where.host} is not this machine; run this command there, or give --pid of a server that runs here")
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for pid, _ in everyone():
         try:
@@ -82,6 +111,25 @@ def listening_on(url: str) -> int:
     raise UserError(
         f"no process of yours on this machine listens on port {port}; run this where the server runs, as its user, or give --pid"
     )
+
+
+def _is_ours(host: str) -> bool:
+    """Whether a host is this machine: its own name, or an address that a socket can be bound to here."""
+    if host.lower() == socket.gethostname().lower():
+        return True
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        # A name of ours that nothing resolves: in a container, say.
+        return host.lower() == socket.getfqdn().lower()
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(place)
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _listening_inodes(port: int) -> Iterator[str]:

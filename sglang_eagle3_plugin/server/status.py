@@ -11,8 +11,9 @@ from typing import Any
 
 from sglang_eagle3_plugin import records
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.procfs import stat
 from sglang_eagle3_plugin.server import processes
-from sglang_eagle3_plugin.settings import Settings
+from sglang_eagle3_plugin.settings import Settings, runtime_directory
 
 Row = dict[str, Any]
 """``{"patch", "target", "state", "reason", "pid", "role"}``, and ``release`` and ``route`` where known."""
@@ -52,6 +53,8 @@ def of_environment() -> list[Row]:
 def of_server(pid: int) -> list[Row]:
     """Each patch's state in each process of the server that ``pid`` belongs to.
 
+    A process of SGLang's without a record is there too, every patch of it ``disabled`` or ``pending``.
+
     Raises:
         UserError: there is no such process, it is no SGLang server, or the records cannot be read.
     """
@@ -66,12 +69,22 @@ def of_server(pid: int) -> list[Row]:
             record = by_pid[member]
             extra = {"pid": member, "role": processes.role(member), "release": record["release"], "route": record["route"]}
             rows += [{**row, **extra} for row in record["patches"]]
-    if rows:
-        return rows
-    servers = [member for member in family if processes.role(member) not in ("python", "worker")]
-    if not servers:
+        elif processes.is_sglang(member):
+            rows += _without_record(member, family)
+    if not rows:
         raise UserError(f"process {pid} is no SGLang server, and no process below it is; give the pid of `sglang.launch_server`")
-    return [row for member in servers for row in _without_record(member)]
+    return rows
+
+
+def has_record(row: Row) -> bool:
+    """Whether a row of :func:`of_server` is from its process's own record."""
+    return "route" in row
+
+
+def is_trouble(row: Row) -> bool:
+    """Whether a row says that something is amiss: a patch that does not fit or failed, or a scheduler that we are not in."""
+    unreached = row["role"].startswith("scheduler") and row["state"] == "pending" and not has_record(row)
+    return unreached or row["state"] in ("incompatible", "failed")
 
 
 def wiring_of_server(pid: int) -> dict[int, Any]:
@@ -80,12 +93,29 @@ def wiring_of_server(pid: int) -> dict[int, Any]:
     return {record["pid"]: record["wiring"] for record in records.read_all() if record["pid"] in family and "wiring" in record}
 
 
-def _without_record(pid: int) -> list[Row]:
+def _without_record(pid: int, family: list[int]) -> list[Row]:
     from sglang_eagle3_plugin.patches import REGISTRY
 
-    why = Settings.from_environment(processes.environment(pid)).why_inactive
-    state, reason = (
-        ("disabled", why) if why else ("pending", "this process has no record: the plugin is not installed in it, or met no module")
-    )
+    environ = _environment(pid, family)
     role = processes.role(pid)
+    if why := Settings.from_environment(environ).why_inactive:
+        state, reason = "disabled", why
+    elif (owner := processes.owner(pid)) not in (None, os.getuid()):
+        state, reason = "pending", f"its record, if it has one, is of user {owner}: run this as that user"
+    elif environ and (theirs := runtime_directory(environ)) != runtime_directory():
+        state, reason = "pending", f"its record, if it has one, is in {theirs}: run this with EAGLE3_RUNTIME_DIR={theirs}"
+    elif role.startswith("scheduler"):
+        state, reason = "pending", "no record: the plugin is not in this process, which runs the model"
+    else:
+        state, reason = "pending", "no record: the plugin is not in this process, or nothing that it changes was imported there"
     return [{"patch": p.id, "target": p.target, "state": state, "reason": reason, "pid": pid, "role": role} for p in REGISTRY]
+
+
+def _environment(pid: int, family: list[int]) -> dict[str, str]:
+    """A process's environment, or that of the nearest process above it: setproctitle wipes its own where the kernel reads it."""
+    while pid in family:
+        if environ := processes.environment(pid):
+            return environ
+        above = stat(pid)
+        pid = above.parent if above else 0
+    return {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from standin_server import StandIn, serving
 
-from sglang_eagle3_plugin.bench import analyse, plan
+from sglang_eagle3_plugin.bench import analyse, plan, report
 from sglang_eagle3_plugin.bench.measure import Measurement
 from sglang_eagle3_plugin.bench.plan import Setting
 from sglang_eagle3_plugin.bench.store import Store
@@ -70,6 +70,11 @@ class TestAnalysis:
         eagle = [measured(CHAIN_3.name, 1, speed, 0.01, (1, 1), i) for i, speed in enumerate((115, 119))]
         assert analyse.best(analyse.rows(store_of(tmp_path, *base, *eagle)), 1).case == "baseline"
 
+    def test_the_fastest_median_does_not_hide_a_slower_one_that_gains_for_certain(self, tmp_path: Path) -> None:
+        runs = {"baseline": (90, 95, 100), "wide": (95, 130, 131), "narrow": (110, 111, 112)}
+        measurements = [measured(case, 1, speed, 0.01, (1, 1), i) for case, all_ in runs.items() for i, speed in enumerate(all_)]
+        assert analyse.best(analyse.rows(store_of(tmp_path, *measurements)), 1).case == "narrow"
+
     def test_where_it_stops_paying(self, tmp_path: Path) -> None:
         found = analyse.rows(
             store_of(
@@ -103,6 +108,61 @@ class TestAnalysis:
         assert any("from position 2 on" in reason for reason in reasons)
         assert any("graphs are off" in reason for reason in reasons)
         assert reasons[0] == "a step costs 2.00 of the baseline's and yields 1.57 tokens"
+
+    def test_a_loss_whose_steps_would_pay_is_not_laid_on_the_steps(self, tmp_path: Path) -> None:
+        store = store_of(tmp_path, measured("baseline", 1, 100, 0.01), measured("slow start", 1, 90, 0.0212, (10, 20, 30)))
+        reasons = analyse.why_it_loses(analyse.rows(store)[1], graphs_off=False)
+        assert reasons == [
+            "a step costs 2.12 of the baseline's and yields 2.33 tokens, a gain by itself: the time is lost outside the steps"
+        ]
+
+
+ABOUT = {"hardware": "h", "date": "d", "target": "t", "draft": "d", "max_tokens": 1, "seed": 0, "command": "c"}
+
+
+class TestVerdicts:
+    """The figures are those of benchmarks/bench.md."""
+
+    def report(self, tmp_path: Path, **speeds: tuple[float, ...]) -> tuple[str, dict[str, Any]]:
+        store = Store(tmp_path, {"target": "t"})
+        for name, all_ in speeds.items():
+            case, batch = name.rsplit("_", 1)
+            for repeat, speed in enumerate(all_):
+                store.add(measured(case, int(batch), speed, 0.01 if case == "baseline" else 0.03, (20, 10, 10), repeat))
+        found = report.findings(store, [], ABOUT)
+        return report.as_markdown(found), report.as_json(found)
+
+    def test_a_ratio_below_1_within_the_ranges_is_no_loss(self, tmp_path: Path) -> None:
+        text, said = self.report(
+            tmp_path, baseline_1=(492.5, 719.8, 721.3), chain_1=(709.2, 717.9, 718.5), slow_1=(404.1,), fast_1=(788.2, 790.5, 815.4)
+        )
+        assert "chain: no gain beyond the ranges, and no loss (0.98 to 1.46 of the baseline)." in text
+        assert "chain loses" not in text
+        assert text.count("more `--repeats` may tell") == 1
+        assert "slow loses: a step costs 3.00" in text
+        assert [(row["case"], row["verdict"], bool(row["reasons"])) for row in said["rows"]] == [
+            ("baseline", None, False),
+            ("chain", "within the ranges", False),
+            ("slow", "loss", True),
+            ("fast", "gain", False),
+        ]
+
+    def test_a_larger_median_within_the_ranges_is_not_said_not_to_pay(self, tmp_path: Path) -> None:
+        text, said = self.report(
+            tmp_path, baseline_4=(2649, 2744), eagle_4=(1582,), baseline_16=(6078, 6348, 6544), eagle_16=(6442, 7920, 7948)
+        )
+        assert "**No gain beyond the ranges at 4 at once and more.**" in text
+        assert "does not pay" not in text
+        assert (said["pays"], said["stops_paying_at_batch"]) == (False, 4)
+
+    def test_a_loss_everywhere_is_called_one(self, tmp_path: Path) -> None:
+        text, _ = self.report(tmp_path, baseline_1=(100,), eagle_1=(110,), baseline_4=(2649, 2744), eagle_4=(1582,))
+        assert "**EAGLE-3 does not pay at 4 at once.**" in text
+        assert "may tell" not in text
+
+    def test_nothing_is_said_of_what_was_not_measured(self, tmp_path: Path) -> None:
+        text, _ = self.report(tmp_path, baseline_1=(100,), baseline_4=(200,))
+        assert "**No setting of EAGLE-3 was measured at 1 at once and more.**" in text
 
 
 class TestStore:

@@ -179,6 +179,27 @@ def test_an_undecidable_pair_is_a_finding(tmp_path):
     assert document["releases"]["0.5.13"]["plugin"] == [2, 30, 58], "the release's own reading is kept"
 
 
+def test_stock_that_captures_two_things_is_broken_where_the_plugin_does_not_reach(tmp_path):
+    """Whichever reading the draft was trained on: eager passes and CUDA graphs of 0.5.4 can't both be right."""
+    llama = tmp_path / "llama"
+    llama.mkdir()
+    (llama / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 64}')
+    draft = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": 64}
+    for name, more in (("listed", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}), ("unlisted", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(draft | more))
+    levels = {}
+    for name in ("listed", "unlisted"):
+        arguments = ["--draft", str(tmp_path / name), "--target", str(llama), "--releases", "0.5.4,0.5.9,0.5.23", "--json"]
+        levels[name] = json.loads(call(wiring_command.command, arguments).stdout)["releases"]
+    row = levels["listed"]["0.5.4"]
+    assert (row["stock"], row["stock_graph"], row["plugin"], row["level"]) == ([3, 17, 30], [2, 16, 29], None, "broken")
+    assert "CUDA graphs" in row["why"]
+    assert "made for 0.5.4.post2" in row["why"]
+    assert [levels["listed"][release]["level"] for release in ("0.5.9", "0.5.23")] == ["plugin:rewired", "native"]
+    assert levels["unlisted"]["0.5.4"]["level"] == "native"
+
+
 def test_the_user_can_decide_it(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLE3_LAYER_CONVENTION", "boundary")
     result = call(wiring_command.command, [*pair(tmp_path), "--json"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from sglang_eagle3_plugin import releases, support
 from sglang_eagle3_plugin.cli.models import WAYS, command, models_of
 
 
@@ -40,13 +43,30 @@ def test_the_counts_are_those_of_the_docs_and_each_class_says_how_or_why_not(rel
 @pytest.mark.parametrize(("release", "lacking", "served"), [("0.5.9", 32, 30), ("0.5.23", 43, 40)])
 def test_nearly_every_wrapper_that_stock_cannot_serve_is_served(release, lacking, served):
     wrappers = listed("--release", release)[0]["wrappers"]
-    assert sum(wrappers.values()) - wrappers["native"] >= lacking
-    assert sum(wrappers.values()) - wrappers["native"] - wrappers["not possible"] >= served
+    alone = wrappers["native"] + wrappers["plugin:rewired"]
+    assert sum(wrappers.values()) - alone >= lacking
+    assert sum(wrappers.values()) - alone - wrappers["not possible"] >= served
+
+
+@pytest.mark.parametrize("release", ["0.5.4", "0.5.9", "0.5.10.post1", "0.5.23"])
+def test_the_headline_is_that_of_the_matrix(release, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    levels = Counter(support.support(release, name).level for name in releases.class_names())
+    result = CliRunner().invoke(command, ["--release", release], standalone_mode=False)
+    headline = result.stdout.splitlines()[0]
+    assert [int(number) for number in re.findall(r"(\d+) (?:model|native|plugin|broken)", headline)] == [
+        sum(levels[level] for level in support.LEVELS if level != support.ABSENT),
+        *(levels[level] for level in (support.NATIVE, support.REWIRED, support.PLUGIN, support.BROKEN)),
+    ]
+    matrix = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    if row := re.search(rf"^\| {re.escape(release)} \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", matrix, re.MULTILINE):
+        assert re.findall(r"(\d+) (?:model|native|plugin|broken)", headline) == list(row.groups())
 
 
 def test_classes_and_their_ways():
     ways = {row["class"]: row["way"] for row in models_of("0.5.9")}
-    assert ways["LlamaForCausalLM"] == "native"
+    assert ways["LlamaForCausalLM"] == "plugin:rewired"
+    assert {row["class"]: row["way"] for row in models_of("0.5.23")}["LlamaForCausalLM"] == "native"
     assert ways["KimiVLForConditionalGeneration"] == "delegation"
     assert ways["Qwen2VLForConditionalGeneration"] == "native capture, delivered"
     assert ways["PhiForCausalLM"] == "generic tap"

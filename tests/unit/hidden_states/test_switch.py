@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import time
 from types import SimpleNamespace as Thing
@@ -366,3 +367,12 @@ def test_bad_boundaries_and_no_server_are_one_sentence(process):
         with pytest.raises(UserError, match=f"no process of server {other.pid} can dump"):
             server.states(other.pid)
         other.kill()
+
+
+def test_an_idle_server_is_nudged_at_an_address_as_people_write_it(monkeypatch):
+    monkeypatch.setattr(server, "OBEY_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(5)
+        server._nudge(f"localhost:{listening.getsockname()[1]}")
+        with listening.accept()[0] as asked:
+            assert asked.recv(100).startswith(b"GET /health ")

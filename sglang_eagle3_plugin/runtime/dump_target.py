@@ -88,7 +88,8 @@ class DumpTarget:
     def stop(self) -> None:
         """See nothing more; from any thread. The target goes on capturing, and prefill without graphs, until :meth:`release`."""
         self._stopped = True
-        for hook in self._hooks:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
             hook.remove()
         self._seen = {}
 

@@ -101,10 +101,10 @@ class AfterPass:
 
     Args:
         runner: whose pass.
-        act: called with the ids of the requests that were in it.
+        act: called with the pass's ``ForwardBatch``; once, also where it raises.
     """
 
-    def __init__(self, runner: Any, act: Callable[[list[str]], None]) -> None:
+    def __init__(self, runner: Any, act: Callable[[Any], None]) -> None:
         self._runner = runner
         self._act = act
 
@@ -112,7 +112,7 @@ class AfterPass:
         """See :class:`Consumer`."""
         if runner is self._runner:
             remove(self)
-            self._act(request_ids(forward_batch) or [])
+            self._act(forward_batch)
 
 
 def runner_ready(runner: Any) -> None:

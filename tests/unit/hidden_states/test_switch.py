@@ -30,7 +30,7 @@ class Dump:
             raise ValueError("boundary 99 is outside 0..8")
         self.enabled, self.ended, self.ignored, self.released = True, False, [], False
         self.known = options.boundaries or (2, 4, 5)
-        self.spool = Thing(directory=directory, problem="")
+        self.spool, self.problem = Thing(directory=directory), ""
         self.target = self
 
     def ignore(self, rids):
@@ -127,13 +127,22 @@ def test_a_dump_that_gave_up_says_why_and_can_be_begun_again(switch):
     order(switch)
     a_pass()
     failed = dumps.current
-    failed.enabled, failed.spool.problem = False, "the dump to /default has ended: No space left on device"
+    failed.enabled, failed.problem = False, "the dump to /default has ended: No space left on device"
     switch._note()
     assert (switch._noted["on"], "No space left" in switch._noted["problem"]) == (False, True)
     order(switch, serial=2)
     a_pass()
     switch._note()
     assert (switch._noted["on"], switch._noted["problem"]) == (True, "")
+
+
+def test_a_pass_that_cannot_be_read_begins_no_dump_and_is_not_waited_for(switch):
+    order(switch)
+    tap.deliver(RUNNER, Thing(rids=5), Thing())  # ids of a shape nobody has seen
+    switch._note()
+    assert (switch._noted["on"], switch._noted["waiting"]) == (False, False)
+    assert "not iterable" in switch._noted["problem"]
+    assert (dumps.current, tap.consumers) == (None, ())
 
 
 class Module:

@@ -187,11 +187,13 @@ class DebugThread(threading.Thread):
             hand_over(debug, self._child)
 
     def _ranks_of(self, size: int) -> Ranks | None:
-        if size == 1 or self._runner.server_args.enable_dp_attention:
+        if size == 1 or (arguments := self._runner.server_args).enable_dp_attention:
             return None
+        # The first rank's device tells apart the groups that share a parent: pipeline stages, which SGLang puts on devices tp_size
+        # apart, and data parallel replicas, tp_size * pp_size * gpu_id_step apart. A group's own ranks are gpu_id_step apart.
+        first = self._runner.gpu_id - self._rank * getattr(arguments, "gpu_id_step", 1)
         try:
-            # The first rank's device tells apart the groups of data parallel replicas, which share a parent.
-            return Ranks(f"{os.getppid()}-{self._runner.gpu_id - self._rank}", self._rank, size)
+            return Ranks(f"{os.getppid()}-{first}", self._rank, size)
         except OSError as error:
             logger.warning("sglang-eagle3-plugin: ranks are not compared: %s.", error)
             return None

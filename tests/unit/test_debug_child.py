@@ -336,6 +336,16 @@ def test_the_ranks_of_one_group_and_of_no_other_are_compared(worker, monkeypatch
     assert sorted(groups.values()) == [[place] * tp for place in itertools.product(range(dp), range(pp))]
 
 
+def test_ranks_that_hold_different_tokens_are_not_compared(worker, monkeypatch):
+    monkeypatch.setattr(thread, "_tensor_parallel", lambda: (0, 2))
+    for flag in ({"enable_dp_attention": True}, {"enable_dp_attention": False, "attn_dp_size": 2}):
+        made = thread.DebugThread(
+            SimpleNamespace(is_draft_worker=False, gpu_id=0, server_args=SimpleNamespace(**flag)), Settings(debug="1")
+        )
+        assert made._ranks is None
+        made._off()
+
+
 def test_the_child_imports_neither_torch_nor_sglang_nor_the_command_line():
     code = "import sys; sys.path.append(sys.argv[1]); import sglang_eagle3_plugin.runtime.debug.writer; print(*sys.modules)"
     argv = [sys.executable, "-I", "-S", "-c", code, str(Path(thread.__file__).parents[3])]

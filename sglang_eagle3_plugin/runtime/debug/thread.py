@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_eagle3_plugin import records
-from sglang_eagle3_plugin.runtime import tap
+from sglang_eagle3_plugin.runtime import parallel, tap
 from sglang_eagle3_plugin.runtime.debug.child import Child
 from sglang_eagle3_plugin.runtime.debug.control import Command, ControlError, ControlFile, lines_for
 from sglang_eagle3_plugin.runtime.debug.labels import labels_of
@@ -187,11 +187,11 @@ class DebugThread(threading.Thread):
             hand_over(debug, self._child)
 
     def _ranks_of(self, size: int) -> Ranks | None:
-        if size == 1 or (arguments := self._runner.server_args).enable_dp_attention:
+        if size == 1 or parallel.attention_data_parallel(self._runner.server_args):
             return None
         # The first rank's device tells apart the groups that share a parent: pipeline stages, which SGLang puts on devices tp_size
         # apart, and data parallel replicas, tp_size * pp_size * gpu_id_step apart. A group's own ranks are gpu_id_step apart.
-        first = self._runner.gpu_id - self._rank * getattr(arguments, "gpu_id_step", 1)
+        first = self._runner.gpu_id - self._rank * getattr(self._runner.server_args, "gpu_id_step", 1)
         try:
             return Ranks(f"{os.getppid()}-{first}", self._rank, size)
         except OSError as error:

@@ -83,6 +83,8 @@ class DumpTarget:
             for hook in self._hooks:
                 hook.remove()
             self._hooks = self._hook()
+            if self._stopped:  # by another thread, just now: it saw the hooks before these
+                self.stop()
         return seen
 
     def stop(self) -> None:

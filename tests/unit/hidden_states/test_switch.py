@@ -170,7 +170,7 @@ class LogitsProcessor(Module):
         self.order = [*vars(self).get("order", []), "put"]
 
         def remove():
-            del self.hook
+            vars(self).pop("hook", None)  # as torch's handle: once more does nothing
             self.order.append("removed")
 
         return Thing(remove=remove)
@@ -259,6 +259,22 @@ def test_a_hook_that_was_removed_amid_a_pass_does_no_harm():
     target.stop()
     assert hook(None, ([7], "final")) is None  # torch forgets the keywords of a hook that has gone
     assert target.take() == {}
+
+
+def test_a_target_that_is_stopped_while_its_hooks_move_has_none(monkeypatch):
+    runner = a_runner()
+    target = DumpTarget(runner, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    processor = runner.model.children[1]
+    processor.hook(processor, ([7], "final", None), {})
+    register = processor.register_forward_pre_hook
+
+    def meanwhile(hook, with_kwargs):
+        target.stop()
+        return register(hook, with_kwargs)
+
+    monkeypatch.setattr(processor, "register_forward_pre_hook", meanwhile)
+    target.take()
+    assert not hasattr(processor, "hook")
 
 
 def test_off_while_the_dump_begins_wins(switch, monkeypatch):

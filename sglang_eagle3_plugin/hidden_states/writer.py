@@ -127,21 +127,25 @@ class Writer:
 
     def _launch(self) -> None:
         samples, self._pending = self._pending, []
-        size, self._pending_bytes = self._pending_bytes, 0
+        self._pending_bytes = 0
         if samples:
-            self._check_room(size)
+            tensors = {f"{index}.{name}": tensor for index, sample in enumerate(samples) for name, tensor in sample.tensors.items()}
+            prefix, buffers = serialize(tensors, {"header": json.dumps(self.header.to_json(), sort_keys=True)})
+            views = [memoryview(prefix), *buffers]
+            size = sum(view.nbytes for view in views)
+            self._make_room(size)
             name = f"{self.id}-{self._next_shard:06d}.safetensors"
             self._next_shard += 1
-            self._flying.append((size, self._shards.submit(self._acknowledge, name, samples)))
+            self._flying.append((size, self._shards.submit(self._acknowledge, name, views, samples)))
 
     def _land(self, aloft: int) -> None:
         """Wait until at most so many shards are on their way."""
         while len(self._flying) > aloft:
             self._flying.pop(0)[1].result()
 
-    def _acknowledge(self, name: str, samples: Sequence[Sample]) -> None:
-        total, checksum = self._write_shard(self.directory / name, samples)
-        line = {"kind": "shard", "file": name, "bytes": total, "checksum": checksum}
+    def _acknowledge(self, name: str, views: Sequence[memoryview], samples: Sequence[Sample]) -> None:
+        total = sum(view.nbytes for view in views)
+        line = {"kind": "shard", "file": name, "bytes": total, "checksum": self._write_shard(self.directory / name, views)}
         self._append(line | {"samples": [_entry(sample) for sample in samples]})
         self.written_bytes += total
         self.written_samples += len(samples)
@@ -173,6 +177,19 @@ class Writer:
                 os.ftruncate(self._manifest, start)  # half a line would spoil the next one
                 raise
 
+    def _make_room(self, size: int) -> None:
+        """See that a shard of this size fits, or raise `DumpFullError`."""
+        while True:
+            try:
+                self._check_room(size)
+                return
+            except DumpFullError:
+                # What is on its way may be on the disk already, whole or in part, and is counted twice then. That is never too
+                # little; whether it was too much shows when the oldest of it has landed.
+                if not self._flying:
+                    raise
+                self._land(len(self._flying) - 1)
+
     def _check_room(self, size: int) -> None:
         aloft = sum(one for one, _ in self._flying)
         free = shutil.disk_usage(self.directory).free
@@ -184,11 +201,8 @@ class Writer:
         if self.max_bytes is not None and used_bytes(self.directory) + size + aloft > self.max_bytes:
             raise DumpFullError(f"{self.directory} would hold more than its quota of {self.max_bytes / GIB:.1f} GiB")
 
-    def _write_shard(self, path: Path, samples: Sequence[Sample]) -> tuple[int, str]:
-        tensors = {f"{index}.{name}": tensor for index, sample in enumerate(samples) for name, tensor in sample.tensors.items()}
-        prefix, buffers = serialize(tensors, {"header": json.dumps(self.header.to_json(), sort_keys=True)})
+    def _write_shard(self, path: Path, views: Sequence[memoryview]) -> str:
         temporary = path.with_name(path.name + ".tmp")
-        views = [memoryview(prefix), *buffers]
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -205,7 +219,7 @@ class Writer:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        return sum(view.nbytes for view in views), checksum
+        return checksum
 
 
 def serialize(

@@ -51,9 +51,13 @@ def start(runner: Any, settings: Settings) -> None:
         return
     from sglang_eagle3_plugin.runtime.dump_switch import begin_switch
 
-    begin_switch(runner, settings)
+    switch = begin_switch(runner, settings)
     if settings.dump_dir is not None:
-        begin(runner, Path(settings.dump_dir), settings.dump)
+        try:
+            begin(runner, Path(settings.dump_dir), settings.dump)
+        except Exception as error:
+            switch.not_begun(error)
+            raise
 
 
 def begin(runner: Any, directory: Path, options: DumpSettings) -> Dump:
@@ -71,7 +75,7 @@ def begin(runner: Any, directory: Path, options: DumpSettings) -> Dump:
 def batch_done(batch: Any) -> None:
     """The scheduler has processed a batch's result; never raises."""
     dump = current
-    if dump is None:
+    if dump is None or not dump.enabled:
         return
     try:
         dump.on_batch_done(batch.reqs)
@@ -92,6 +96,9 @@ class Dump:
     Attributes:
         enabled: whether it still dumps; what has ended stays so.
         target: what it does to the target.
+
+    Raises:
+        CaptureError, BoundaryError: see :func:`start`.
     """
 
     def __init__(self, runner: Any, directory: Path, options: DumpSettings) -> None:
@@ -100,12 +107,23 @@ class Dump:
         self.options = options
         self._said: set[str] = set()
         self.target = DumpTarget(runner, options, self._say)
+        self._fault = ""
         self._config = _config_checksum(runner.server_args.model_path)
         self._pending: collections.OrderedDict[str, _Pending] = collections.OrderedDict()
         self._done: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._lock = threading.Lock()
         limits = {"max_bytes": options.max_bytes, "min_free_bytes": options.min_free_bytes}
-        self.spool = Spool(directory, self._header, limits, options.queue_bytes, self._off)
+        try:
+            self.spool = Spool(directory, self._header, limits, options.queue_bytes, self._off)
+        except BaseException:  # no thread to be had: nobody would ever give the target back
+            self.target.stop()
+            self.target.release()
+            raise
+
+    @property
+    def problem(self) -> str:
+        """Why it has ended by itself, or an empty string."""
+        return self.spool.problem or self._fault
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -130,7 +148,13 @@ class Dump:
     # Rows of a pass
 
     def on_forward(self, runner: Any, forward_batch: Any, output: Any) -> None:
-        """See `tap.Consumer`."""
+        """See `tap.Consumer`. A fault ends all of the dump, where the tap alone would only show it no more passes."""
+        try:
+            self._look(runner, forward_batch, output)
+        except Exception as error:
+            self.fail(error)
+
+    def _look(self, runner: Any, forward_batch: Any, output: Any) -> None:
         if runner is not self.runner:
             return
         seen = self.target.take()
@@ -320,9 +344,10 @@ class Dump:
 
     def fail(self, error: Exception) -> None:
         """Turn the dump off after a fault of its own; serving goes on."""
-        self._off()
+        self._fault = f"the dump to {self.spool.directory} has ended: {type(error).__name__}: {error}"
         self.spool.counts["faults"] += 1
-        self._say("fault", f"the dump is off in this process, serving goes on ({type(error).__name__}: {error})")
+        self._off()
+        tap.failed("dump", error)
 
     def _off(self) -> None:
         self.enabled = False
@@ -330,7 +355,7 @@ class Dump:
         self.target.stop()
         self._pending.clear()
         # However it ends, the target is given back between two passes.
-        tap.add(tap.AfterPass(self.runner, lambda rids: self.target.release() if current in (None, self) else None))
+        tap.add(tap.AfterPass(self.runner, lambda _: self.target.release() if current in (None, self) else None))
 
     def _say(self, key: str, sentence: str) -> None:
         if key not in self._said:

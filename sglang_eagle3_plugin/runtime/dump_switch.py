@@ -32,13 +32,14 @@ _AT_EXIT_S = 2.0
 _switch: Switch | None = None
 
 
-def begin_switch(runner: Any, settings: Settings) -> None:
+def begin_switch(runner: Any, settings: Settings) -> Switch:
     """Start the switch of this process with its first target."""
     global _switch
     if _switch is None:
         _switch = Switch(runner, settings)
         _switch.start()
         atexit.register(_switch.stop)
+    return _switch
 
 
 def boundaries_of(spec: str, options: DumpSettings) -> DumpSettings:
@@ -98,6 +99,10 @@ class Switch(threading.Thread):
         if self._control is not None:
             self._control.remove()
 
+    def not_begun(self, error: Exception) -> None:
+        """Have the record say why a dump that was asked for could not begin."""
+        self._problem = f"there is no dump: {error}"
+
     def look(self) -> None:
         """Obey what is new in the control file."""
         if self._control is None:
@@ -120,21 +125,23 @@ class Switch(threading.Thread):
             return
         self._off()
         options = boundaries_of(command.spec, self._settings.dump)
-        waiting = tap.AfterPass(self._runner, lambda rids: self._begin(waiting, Path(directory), options, rids))
+        waiting = tap.AfterPass(self._runner, lambda batch: self._begin(waiting, Path(directory), options, batch))
         self._waiting = waiting
         tap.add(waiting)
 
-    def _begin(self, waiting: tap.AfterPass, directory: Path, options: DumpSettings, rids: list[str]) -> None:
+    def _begin(self, waiting: tap.AfterPass, directory: Path, options: DumpSettings, batch: Any) -> None:
         with self._changing:
             if self._waiting is not waiting:  # taken back by the switch's thread while the pass ran
                 return
             try:
+                rids = tap.request_ids(batch) or []
                 dumps.begin(self._runner, directory, options).ignore(rids)
                 logger.info("sglang-eagle3-plugin: hidden states are dumped to %s from now on.", directory)
             except Exception as error:
-                self._problem = f"there is no dump: {error}"
+                self.not_begun(error)
                 logger.warning("sglang-eagle3-plugin: %s.", self._problem)
-            self._waiting = None  # last, so that the record never says neither waiting nor on
+            finally:
+                self._waiting = None  # last, so that the record never says neither waiting nor on
 
     def _off(self) -> None:
         with self._changing:
@@ -156,7 +163,7 @@ class Switch(threading.Thread):
             "waiting": waiting and not on,
             "directory": str(dump.spool.directory) if on and dump else None,
             "boundaries": list(dump.target.known) if on and dump else [],
-            "problem": self._problem or (dump.spool.problem if dump is not None else ""),
+            "problem": self._problem or (dump.problem if dump is not None else ""),
         }
         if noted != self._noted:
             self._noted = noted

@@ -83,12 +83,15 @@ class DumpTarget:
             for hook in self._hooks:
                 hook.remove()
             self._hooks = self._hook()
+            if self._stopped:  # by another thread, just now: it saw the hooks before these
+                self.stop()
         return seen
 
     def stop(self) -> None:
         """See nothing more; from any thread. The target goes on capturing, and prefill without graphs, until :meth:`release`."""
         self._stopped = True
-        for hook in self._hooks:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
             hook.remove()
         self._seen = {}
 

@@ -33,6 +33,14 @@ def _stages(runner: Any) -> int:
     return int(getattr(runner, "pp_size", getattr(group, "world_size", 1)))
 
 
+def attention_data_parallel(arguments: Any) -> str:
+    """The argument of SGLang's by which attention ranks hold different tokens; an empty string where they hold the same."""
+    if getattr(arguments, "enable_dp_attention", False):
+        return "enable_dp_attention"
+    # From 0.5.22, whose resolution leaves the older one false.
+    return "attn_dp_size" if (getattr(arguments, "attn_dp_size", None) or 1) > 1 else ""
+
+
 def check(runner: Any, stack: Any) -> None:
     """Refuse or warn about what the server's parallelism does to what ``stack`` captures. Each warning is said once a process.
 
@@ -56,10 +64,9 @@ def check(runner: Any, stack: Any) -> None:
         if generic:
             raise CaptureError(f"the generic tap cannot serve enable_flashinfer_allreduce_fusion with tp_size > 1: {_PARTIAL}")
         said.append(f"enable_flashinfer_allreduce_fusion with tp_size {tp_size}: {_PARTIAL} (SGLang #28343); leave the flag out")
-    if getattr(arguments, "enable_dp_attention", False):
+    if name := attention_data_parallel(arguments):
         said.append(
-            "enable_dp_attention: acceptance fell from 2.35 to 1.48 with it on one model (SGLang #16274); "
-            "compare acceptance without it"
+            f"{name}: acceptance fell from 2.35 to 1.48 with it on one model (SGLang #16274); compare acceptance without it"
         )
     for sentence in said:
         logger.warning("sglang-eagle3-plugin: %s.", sentence)

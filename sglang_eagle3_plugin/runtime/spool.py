@@ -168,6 +168,9 @@ class Spool:
         Args:
             tensors: name -> (N, ...) tensors of one device.
             wait: back-pressure: wait for the writer as long as it has something to write.
+
+        Raises:
+            Exception: torch's own, where it finds no memory; no bytes are taken then.
         """
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         while not self.budget.take(size):
@@ -178,7 +181,11 @@ class Spool:
                 self.budget.wait(0.05)
             finally:
                 self._waiting -= 1
-        return Block(tensors, self._stream(next(iter(tensors.values())).device), self.budget)
+        try:
+            return Block(tensors, self._stream(next(iter(tensors.values())).device), self.budget)
+        except BaseException:  # no pinned memory, for one: there is no block that would give them back
+            self.budget.give(size)
+            raise
 
     @property
     def busy(self) -> bool:

@@ -21,6 +21,7 @@ a model that has no capture of its own is another matter: :mod:`sglang_eagle3_pl
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import sys
@@ -101,10 +102,10 @@ class AfterPass:
 
     Args:
         runner: whose pass.
-        act: called with the ids of the requests that were in it.
+        act: called with the pass's ``ForwardBatch``; once, also where it raises.
     """
 
-    def __init__(self, runner: Any, act: Callable[[list[str]], None]) -> None:
+    def __init__(self, runner: Any, act: Callable[[Any], None]) -> None:
         self._runner = runner
         self._act = act
 
@@ -112,7 +113,7 @@ class AfterPass:
         """See :class:`Consumer`."""
         if runner is self._runner:
             remove(self)
-            self._act(request_ids(forward_batch) or [])
+            self._act(forward_batch)
 
 
 def runner_ready(runner: Any) -> None:
@@ -158,13 +159,14 @@ def capturing() -> bool:
 
 
 def failed(name: str, error: Exception) -> None:
-    """Count a fault of debug or dump, and say it in one log line and in this process's record."""
+    """Count a fault of debug or dump, and say it in one log line and in this process's record; never raises."""
     failures[name] = failures.get(name, 0) + 1
-    logger.warning(
-        "sglang-eagle3-plugin: %s failed and is off in this process; serving goes on (%s: %s).",
-        name,
-        type(error).__name__,
-        error,
-        exc_info=logger.isEnabledFor(logging.DEBUG),
-    )
+    with contextlib.suppress(Exception):  # logging raises where stderr is closed, and here that would reach a request
+        logger.warning(
+            "sglang-eagle3-plugin: %s failed and is off in this process; serving goes on (%s: %s).",
+            name,
+            type(error).__name__,
+            error,
+            exc_info=logger.isEnabledFor(logging.DEBUG),
+        )
     records.note("tap_failures", dict(failures))

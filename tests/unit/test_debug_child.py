@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import logging
 import os
@@ -317,6 +318,32 @@ def test_ranks_are_compared_by_the_child_of_the_first(worker, monkeypatch, place
         for made in both:
             made._off()
     assert list(records.directory().glob("*.ranks")) == []
+
+
+@pytest.mark.parametrize("step", [None, 1, 2, 3])
+def test_the_ranks_of_one_group_and_of_no_other_are_compared(worker, monkeypatch, step):
+    monkeypatch.setattr(os, "getppid", lambda: 99)
+    arguments = SimpleNamespace(enable_dp_attention=False, **({} if step is None else {"gpu_id_step": step}))
+    tp, pp, dp, base = 2, 2, 2, 1
+    groups = {}
+    for replica, stage, rank in itertools.product(range(dp), range(pp), range(tp)):
+        monkeypatch.setattr(thread, "_tensor_parallel", lambda rank=rank: (rank, tp))
+        # As 0.5.9 to 0.5.23 do (sglang/srt/managers/data_parallel_controller.py, launch_tensor_parallel_group).
+        gpu_id = base + replica * tp * pp * (step or 1) + stage * tp + rank * (step or 1)
+        made = thread.DebugThread(SimpleNamespace(is_draft_worker=False, gpu_id=gpu_id, server_args=arguments), Settings(debug="1"))
+        groups.setdefault(made._ranks.group, []).append((replica, stage))
+        made._off()
+    assert sorted(groups.values()) == [[place] * tp for place in itertools.product(range(dp), range(pp))]
+
+
+def test_ranks_that_hold_different_tokens_are_not_compared(worker, monkeypatch):
+    monkeypatch.setattr(thread, "_tensor_parallel", lambda: (0, 2))
+    for flag in ({"enable_dp_attention": True}, {"enable_dp_attention": False, "attn_dp_size": 2}):
+        made = thread.DebugThread(
+            SimpleNamespace(is_draft_worker=False, gpu_id=0, server_args=SimpleNamespace(**flag)), Settings(debug="1")
+        )
+        assert made._ranks is None
+        made._off()
 
 
 def test_the_child_imports_neither_torch_nor_sglang_nor_the_command_line():

@@ -516,7 +516,42 @@ def test_a_fault_of_a_pass_turns_debug_off_and_the_record_says_so(worker):
     made._work(time.monotonic())
     made._note()
     assert notes["debug"]["on"] is False
+    assert notes["debug"]["problem"] == "AttributeError: 'types.SimpleNamespace' object has no attribute 'forward_mode'"
     assert tap.failures == {"debug": 1}
+
+
+def test_a_step_that_a_fault_cut_short_is_not_read(monkeypatch):
+    serving = Serving(monkeypatch, Spec(steps=9, every=0, rate=0))
+    serving.prefill()
+    serving.run(serving.draft, "DECODE")
+    serving.rids = 5  # no list of requests: a shape nobody has seen
+    with pytest.raises(TypeError):
+        serving.run(serving.draft, "DECODE")
+    assert [names for _, names in serving.steps()] == [["target prefill", "draft extend"]]
+    assert "TypeError" in serving.debug.problem
+
+
+def test_what_cannot_be_collected_ends_debug_and_neither_its_thread_nor_its_child_stay(worker, monkeypatch):
+    made, notes = worker(debug="1")
+
+    def lost(*, unfinished):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(made._debug, "collect", lost)
+    made._debug.last_pass = time.monotonic() - 1
+    child = made._child
+    monkeypatch.setattr(thread, "_CONTROL_S", 0.02)
+    made.start()
+    until = time.monotonic() + 20
+    while notes["debug"]["on"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "illegal memory access" in notes["debug"]["problem"]
+    assert child._process.returncode is not None
+    control.write(command(serial=2))
+    while not notes["debug"]["on"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (notes["debug"]["serial"], notes["debug"]["problem"]) == (2, "")
+    made.stop()
 
 
 def test_the_thread_obeys_and_ends_without_leaving_files(worker, monkeypatch):

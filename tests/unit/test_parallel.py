@@ -95,10 +95,11 @@ def test_p01_nothing_is_said_where_layers_capture_after_the_sum_or_there_is_one_
     assert not caplog.text
 
 
-def test_p03_dp_attention_is_said(caplog):
+@pytest.mark.parametrize("flag", [{"enable_dp_attention": True}, {"enable_dp_attention": False, "attn_dp_size": 2}])
+def test_p03_dp_attention_is_said(caplog, flag):
     with caplog.at_level(logging.WARNING):
-        parallel.check(runner(tp=4, enable_dp_attention=True), native(2, 4, 5))
-    assert "2.35 to 1.48" in caplog.text
+        parallel.check(runner(tp=4, **flag), native(2, 4, 5))
+    assert f"{[*flag][-1]}: acceptance fell from 2.35 to 1.48" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,25 @@ def test_a_consumer_that_raises_is_dropped_counted_and_said_once_and_the_others_
     ]
 
 
+def test_a_fault_that_cannot_be_said_reaches_no_request(monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise ValueError("I/O operation on closed file")
+
+        flush = write
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setattr(tap.logger, "propagate", False)
+    handler = logging.StreamHandler(Closed())
+    tap.logger.addHandler(handler)
+    try:
+        tap.add(Broken())
+        tap.deliver("runner", "batch", "output")
+    finally:
+        tap.logger.removeHandler(handler)
+    assert (tap.consumers, tap.failures) == ((), {"broken": 1})
+
+
 @pytest.mark.parametrize("name", tap._CAPTURE_MODE)
 def test_warm_up_and_capture_of_graphs_are_not_delivered(monkeypatch, name):
     made = module()

@@ -37,6 +37,8 @@ class Debug:
         """Steps that were due, and over the rate or the pending limit."""
         self.arrived: deque[Arrived] = deque()
         """For the thread: steps whose measures are on the host, in order."""
+        self.problem = ""
+        """What a pass raised; the tap delivers no more then."""
         self.last_pass = 0.0
         self._whole_vocabulary = whole_vocabulary
         self._ring: Any = None
@@ -50,22 +52,13 @@ class Debug:
 
     def on_forward(self, runner: Any, forward_batch: Any, output: Any) -> None:
         """Measure a pass if its step is sampled."""
-        mode = forward_batch.forward_mode
-        if mode.is_idle():
-            return
         with self._lock:
-            self.last_pass = time.monotonic()
-            phase = "target" if not runner.is_draft_worker else "decode" if mode.is_decode() else "extend"
-            # A step is: draft decode passes, the target's verify, draft extend; or the target's prefill, draft extend.
-            if phase != "extend" and self._phase != "decode":
-                self._begin(runner, phase)
-            if phase == "target":
-                self._target_number = runner.forward_pass_id
-            self._phase = phase
-            if self._step is not None:
-                self._measure(self._step, phase, runner, forward_batch, output)
-                if phase == "extend":
-                    self._send()
+            try:
+                self._look(runner, forward_batch, output)
+            except Exception as error:
+                self.problem = f"{type(error).__name__}: {error}"
+                self._step = None  # its measures may lie elsewhere than its passes say
+                raise
 
     def collect(self, *, unfinished: bool) -> bool:
         """For the thread, while no pass does it: take in what has arrived. True when nothing is under way any more.
@@ -78,6 +71,23 @@ class Debug:
                 self._send()
             self._collect()
             return not self._pending
+
+    def _look(self, runner: Any, forward_batch: Any, output: Any) -> None:
+        mode = forward_batch.forward_mode
+        if mode.is_idle():
+            return
+        self.last_pass = time.monotonic()
+        phase = "target" if not runner.is_draft_worker else "decode" if mode.is_decode() else "extend"
+        # A step is: draft decode passes, the target's verify, draft extend; or the target's prefill, draft extend.
+        if phase != "extend" and self._phase != "decode":
+            self._begin(runner, phase)
+        if phase == "target":
+            self._target_number = runner.forward_pass_id
+        self._phase = phase
+        if self._step is not None:
+            self._measure(self._step, phase, runner, forward_batch, output)
+            if phase == "extend":
+                self._send()
 
     def _begin(self, runner: Any, phase: str) -> None:
         self._send()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_eagle3_plugin import records
-from sglang_eagle3_plugin.runtime import tap
+from sglang_eagle3_plugin.runtime import parallel, tap
 from sglang_eagle3_plugin.runtime.debug.child import Child
 from sglang_eagle3_plugin.runtime.debug.control import Command, ControlError, ControlFile, lines_for
 from sglang_eagle3_plugin.runtime.debug.labels import labels_of
@@ -149,32 +149,38 @@ class DebugThread(threading.Thread):
         tap.failed("debug", error)
 
     def _off(self) -> None:
+        """End what is on, every part of it whatever becomes of the others; never raises, for the thread must go on obeying."""
         debug, self._debug = self._debug, None
         child, self._child = self._child, None
+        output, self._output = self._output, Output(None)
+        ranks, self._ranks = self._ranks, None
         if debug is not None:
             tap.remove(debug)
-            until = time.monotonic() + _COLLECT_S
-            while not debug.collect(unfinished=True) and time.monotonic() < until:
-                time.sleep(_WORK_S)
-        if child is not None:
-            if debug is not None:
-                with contextlib.suppress(Exception):  # it is gone, and so are its lines
-                    hand_over(debug, child)
-            child.close(_CLOSE_S)
-        self._output.close()
-        if self._own_lines is not None and self._output.path == str(self._own_lines):
-            self._own_lines.unlink(missing_ok=True)
-        self._output = Output(None)
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
+        try:
+            with contextlib.ExitStack() as ending:  # the last one first
+                if ranks is not None:
+                    ending.callback(ranks.close)
+                if self._own_lines is not None and output.path == str(self._own_lines):
+                    ending.callback(self._own_lines.unlink, missing_ok=True)
+                ending.callback(output.close)
+                if child is not None:
+                    ending.callback(child.close, _CLOSE_S)
+                if debug is not None:
+                    _collect(debug)
+                if debug is not None and child is not None:
+                    with contextlib.suppress(Exception):  # it is gone, and so are its lines
+                        hand_over(debug, child)
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}"
+            tap.failed("debug", error)
 
     def _work(self, now: float) -> None:
         debug = self._debug
         if debug is None:
             return
-        if debug not in tap.consumers:  # it failed on the serving thread, which has said so
+        if debug not in tap.consumers:  # it failed on the serving thread, which has said so in the log
             self._off()
+            self._problem = debug.problem
             return
         idle = now - debug.last_pass
         if idle > _IDLE_S and not tap.capturing():
@@ -187,11 +193,13 @@ class DebugThread(threading.Thread):
             hand_over(debug, self._child)
 
     def _ranks_of(self, size: int) -> Ranks | None:
-        if size == 1 or self._runner.server_args.enable_dp_attention:
+        if size == 1 or parallel.attention_data_parallel(self._runner.server_args):
             return None
+        # The first rank's device tells apart the groups that share a parent: pipeline stages, which SGLang puts on devices tp_size
+        # apart, and data parallel replicas, tp_size * pp_size * gpu_id_step apart. A group's own ranks are gpu_id_step apart.
+        first = self._runner.gpu_id - self._rank * getattr(self._runner.server_args, "gpu_id_step", 1)
         try:
-            # The first rank's device tells apart the groups of data parallel replicas, which share a parent.
-            return Ranks(f"{os.getppid()}-{self._runner.gpu_id - self._rank}", self._rank, size)
+            return Ranks(f"{os.getppid()}-{first}", self._rank, size)
         except OSError as error:
             logger.warning("sglang-eagle3-plugin: ranks are not compared: %s.", error)
             return None
@@ -212,6 +220,13 @@ class DebugThread(threading.Thread):
         if noted != self._noted:
             self._noted = noted
             records.note("debug", noted)
+
+
+def _collect(debug: Debug) -> None:
+    """Take in what is under way to the host, for as long as that may take."""
+    until = time.monotonic() + _COLLECT_S
+    while not debug.collect(unfinished=True) and time.monotonic() < until:
+        time.sleep(_WORK_S)
 
 
 def hand_over(debug: Debug, child: Child) -> None:

@@ -9,8 +9,10 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import threading
 import time
+import weakref
 from types import SimpleNamespace as Thing
 
 import pytest
@@ -19,9 +21,13 @@ from sglang_eagle3_plugin.hidden_states import writer as writer_module
 from sglang_eagle3_plugin.hidden_states.layout import MANIFEST, SHARD, sample_key
 from sglang_eagle3_plugin.hidden_states.reader import Dump
 from sglang_eagle3_plugin.hidden_states.verify import verify
+from sglang_eagle3_plugin.runtime import dump as dumps
+from sglang_eagle3_plugin.runtime import dump_switch, tap
 from sglang_eagle3_plugin.runtime import spool as spool_module
+from sglang_eagle3_plugin.settings import DumpSettings, Settings
 
-from .test_runtime import dumping, finished, forward, make_spool, request
+from .test_runtime import Block, dumping, finished, forward, make_spool, request
+from .test_switch import a_runner, order
 
 
 @pytest.fixture
@@ -200,3 +206,103 @@ def test_two_servers_in_one_directory_write_beside_each_other(tmp_path):
     assert verify(dump) == []
     headers = [json.loads(path.read_text().splitlines()[0])["kind"] for path in sorted(directory.glob("manifest-*"))]
     assert headers == ["header", "header"]
+
+
+def out_of_memory(*args, **kwargs):
+    raise RuntimeError("CUDA out of memory")
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A runner whose passes go through the real tap, and the switch of its process; the modules are stand-ins."""
+    monkeypatch.setenv("EAGLE3_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(tap, "consumers", ())
+    monkeypatch.setattr(tap, "failures", {})
+    monkeypatch.setattr(dumps, "current", None)
+    monkeypatch.setattr(dumps, "_attention_rank", lambda: 0)
+    monkeypatch.setattr(dump_switch, "_switch", None)
+    graphs = type("Graphs", (), {"can_run": lambda self, batch: True})()
+    runner = a_runner(graphs=graphs, model_path=str(tmp_path / "model"), tp_size=1, pp_size=1)
+    runner.is_draft_worker = False
+    switch = dump_switch.Switch(runner, Settings(dump_dir=str(tmp_path / "d")))
+    yield Thing(runner=runner, switch=switch, graphs=graphs, stack=runner.model.children[0], processor=runner.model.children[1])
+    switch._off()
+
+
+def a_pass(runner, **batch):
+    tap.deliver(runner, Thing(**{"rids": [], "forward_mode": Thing(name="IDLE")} | batch), Thing(can_run_graph=False))
+
+
+def is_untouched(server):
+    return (server.stack.layers_to_capture, server.runner.model.capture_aux_hidden_states, hasattr(server.processor, "hook")) == (
+        [],
+        False,
+        False,
+    ) and server.graphs.can_run(None)
+
+
+@pytest.mark.parametrize("where", ["in a pass", "at a result"])
+def test_a_fault_ends_all_of_the_dump_and_the_record_says_why(server, monkeypatch, where):
+    order(server.switch)
+    a_pass(server.runner)
+    dump = dumps.current
+    assert (tap.consumers, server.stack.layers_to_capture != []) == ((dump,), True)
+    held = Block([7])
+    dump._pending["earlier"] = dumps._Pending([(held, 0, 1)], 1)
+    held = weakref.ref(held)
+    if where == "in a pass":
+        monkeypatch.setitem(sys.modules, "torch", Thing(stack=out_of_memory))
+        server.processor.hook(server.processor, ([1, 2], "final", None), {"aux_hidden_states": ["one", "two"]})
+        a_pass(
+            server.runner,
+            rids=["a"],
+            forward_mode=Thing(name="EXTEND"),
+            extend_seq_lens_cpu=[2],
+            extend_prefix_lens_cpu=[0],
+        )
+    else:
+        dumps.batch_done(Thing(reqs=[Thing(finished=out_of_memory, rid="a")]))
+        dumps.batch_done(Thing(reqs=[Thing(finished=out_of_memory, rid="a")]))  # said once
+    server.switch._note()
+    noted = server.switch._noted
+    assert (noted["on"], noted["waiting"], noted["directory"]) == (False, False, None)
+    assert "has ended: RuntimeError: CUDA out of memory" in noted["problem"]
+    assert (dump.enabled, dump._pending, held()) == (False, {}, None)
+    assert dump.spool.counts["faults"] == 1
+    assert tap.failures == {"dump": 1}
+    assert not hasattr(server.processor, "hook")
+    a_pass(server.runner)
+    assert is_untouched(server)
+    assert tap.consumers == ()
+    order(server.switch, serial=2)
+    a_pass(server.runner)
+    server.switch._note()
+    assert (server.switch._noted["on"], server.switch._noted["problem"]) == (True, "")
+
+
+def test_a_block_that_cannot_be_made_takes_no_bytes(tmp_path, monkeypatch):
+    device = type("Device", (), {"type": "cuda"})()
+    tensor = Thing(device=device, shape=(4, 8), dtype="bf16", numel=lambda: 32, element_size=lambda: 2)
+    spool = make_spool(tmp_path / "d")
+    monkeypatch.setitem(sys.modules, "torch", Thing(empty=out_of_memory, cuda=Thing(Stream=lambda device: object())))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            spool.copy({"aux": tensor}, wait=False)
+    assert (spool.budget.used, spool.budget.peak) == (0, 64)
+    spool.stop()
+
+
+def test_a_dump_without_a_writer_gives_the_target_back(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", out_of_memory)
+    with pytest.raises(RuntimeError):
+        dumps.Dump(server.runner, tmp_path / "d", DumpSettings())
+    assert is_untouched(server)
+
+
+def test_a_dump_that_cannot_begin_with_the_server_is_a_problem_in_the_record(server, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="99"):
+        dumps.start(server.runner, Settings(dump_dir=str(tmp_path / "d"), dump=DumpSettings(boundaries=(2, 99))))
+    begun = dump_switch._switch
+    begun.stop()
+    begun._note()
+    assert (begun._noted["on"], "there is no dump: " in begun._noted["problem"]) == (False, True)

@@ -9,7 +9,9 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +158,37 @@ def test_quota_stops_before_it_is_passed(tmp_path):
     assert fitted < 19, "the quota let everything in"
     assert 0 < writer_module.used_bytes(tmp_path) <= 3000
     assert len(Dump.open(tmp_path).refs) == writer.written_samples > 0
+
+
+@pytest.mark.parametrize("limit", ["quota", "disk"])
+def test_shards_on_their_way_count_once(tmp_path, monkeypatch, limit):
+    room = 1 << 20
+    options = {"min_free_bytes": 0, "max_bytes": room}
+    if limit == "disk":
+        options = {"min_free_bytes": 5000}
+        free = lambda path: 5000 + room - sum(one.stat().st_size for one in tmp_path.glob("*.safetensors*"))  # noqa: E731
+        monkeypatch.setattr(writer_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free(path)))
+    writer = Writer(tmp_path, HEADER, shard_bytes=1, parallel=3, **options)
+    written = 0
+    with contextlib.suppress(DumpFullError):
+        for written in range(99):
+            writer.add(sample([written] * 1000))
+            futures.wait([future for _, future in writer._flying])  # a disk that is faster than the server
+    shard = (tmp_path / "w0001-000000.safetensors").stat().st_size
+    used = writer_module.used_bytes(tmp_path)
+    assert room - shard < used <= room
+    assert written == used // shard
+    writer.close()
+    assert len(Dump.open(tmp_path).refs) == writer.written_samples == used // shard
+
+
+def test_what_a_shard_has_beside_its_tensors_counts_too(tmp_path):
+    one = sample([1, 2, 3])
+    writer = Writer(tmp_path, HEADER, min_free_bytes=0, shard_bytes=1, max_bytes=one.nbytes + 8)
+    with pytest.raises(DumpFullError, match="quota"):
+        writer.add(one)
+    writer.close()
+    assert writer_module.used_bytes(tmp_path) == 0
 
 
 def test_low_disk_stops(tmp_path):

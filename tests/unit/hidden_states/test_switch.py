@@ -31,7 +31,7 @@ class Dump:
             raise ValueError("boundary 99 is outside 0..8")
         self.enabled, self.ended, self.ignored, self.released = True, False, [], False
         self.known = options.boundaries or (2, 4, 5)
-        self.spool = Thing(directory=directory, problem="")
+        self.spool, self.problem = Thing(directory=directory), ""
         self.target = self
 
     def ignore(self, rids):
@@ -159,13 +159,22 @@ def test_a_dump_that_gave_up_says_why_and_can_be_begun_again(switch):
     order(switch)
     a_pass()
     failed = dumps.current
-    failed.enabled, failed.spool.problem = False, "the dump to /default has ended: No space left on device"
+    failed.enabled, failed.problem = False, "the dump to /default has ended: No space left on device"
     switch._note()
     assert (switch._noted["on"], "No space left" in switch._noted["problem"]) == (False, True)
     order(switch, serial=2)
     a_pass()
     switch._note()
     assert (switch._noted["on"], switch._noted["problem"]) == (True, "")
+
+
+def test_a_pass_that_cannot_be_read_begins_no_dump_and_is_not_waited_for(switch):
+    order(switch)
+    tap.deliver(RUNNER, Thing(rids=5), Thing())  # ids of a shape nobody has seen
+    switch._note()
+    assert (switch._noted["on"], switch._noted["waiting"]) == (False, False)
+    assert "not iterable" in switch._noted["problem"]
+    assert (dumps.current, tap.consumers) == (None, ())
 
 
 class Module:
@@ -193,7 +202,7 @@ class LogitsProcessor(Module):
         self.order = [*vars(self).get("order", []), "put"]
 
         def remove():
-            del self.hook
+            vars(self).pop("hook", None)  # as torch's handle: once more does nothing
             self.order.append("removed")
 
         return Thing(remove=remove)
@@ -282,6 +291,22 @@ def test_a_hook_that_was_removed_amid_a_pass_does_no_harm():
     target.stop()
     assert hook(None, ([7], "final")) is None  # torch forgets the keywords of a hook that has gone
     assert target.take() == {}
+
+
+def test_a_target_that_is_stopped_while_its_hooks_move_has_none(monkeypatch):
+    runner = a_runner()
+    target = DumpTarget(runner, DumpSettings(boundaries=(2, 5)), lambda *said: None)
+    processor = runner.model.children[1]
+    processor.hook(processor, ([7], "final", None), {})
+    register = processor.register_forward_pre_hook
+
+    def meanwhile(hook, with_kwargs):
+        target.stop()
+        return register(hook, with_kwargs)
+
+    monkeypatch.setattr(processor, "register_forward_pre_hook", meanwhile)
+    target.take()
+    assert not hasattr(processor, "hook")
 
 
 def test_off_while_the_dump_begins_wins(switch, monkeypatch):

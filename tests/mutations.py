@@ -84,7 +84,7 @@ MUTATIONS = (
         "debug that is off looks at nothing",
         "runtime/debug/thread.py",
         "            tap.remove(debug)\n",
-        "",
+        "            pass\n",
         "tests/unit/test_debug_switch.py::test_the_environment_turns_debug_on_and_a_command_switches_it",
     ),
     Mutation(

@@ -491,9 +491,10 @@ def test_without_a_usable_runtime_directory_there_is_no_switch_and_debug_goes_on
     made._obey()
     assert "there is no live switch" in notes["debug"]["problem"]
     assert "mode 0700" in notes["debug"]["problem"]
-    made, _ = worker(debug="1")
+    made, notes = worker(debug="1")
     made._obey()
     assert len(tap.consumers) == 1
+    assert "there is no live switch" in notes["debug"]["problem"]
     made._off()
 
 

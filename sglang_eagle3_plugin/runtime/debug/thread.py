@@ -69,7 +69,7 @@ class DebugThread(threading.Thread):
         self._ranks: Ranks | None = None
         self._rank = 0
         self._serial = 0
-        self._problem = ""
+        self._problem = self._unswitchable = ""
         self._noted: dict[str, Any] = {}
         self._labels_read = 0.0
         self._control: ControlFile | None = None
@@ -78,7 +78,7 @@ class DebugThread(threading.Thread):
             self._control = ControlFile()
             self._own_lines = lines_for(os.getpid())
         except OSError as error:
-            self._problem = f"there is no live switch: {error}"
+            self._unswitchable = f"there is no live switch: {error}"
         if settings.debug:
             self._switch(Command(0, 0, 0, True, settings.debug, settings.debug_file))
         self._note()
@@ -215,7 +215,7 @@ class DebugThread(threading.Thread):
             "lines": child.lines if child else 0,
             "file": self._output.path,
             "ranks_compared": child.ranks_compared if child else 0,
-            "problem": self._problem or self._output.problem or (child.problem if child else ""),
+            "problem": self._problem or self._output.problem or (child.problem if child else "") or self._unswitchable,
         }
         if noted != self._noted:
             self._noted = noted

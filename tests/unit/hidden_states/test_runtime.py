@@ -41,6 +41,7 @@ class Full:
     """A spool that keeps what it is given, in a queue of so many rows."""
 
     def __init__(self, room=10**9):
+        self.directory = "/d"
         self.counts = collections.Counter()
         self.room = room
         self.busy = False
@@ -217,7 +218,7 @@ def test_a_fault_of_the_dumps_own_turns_it_off_and_the_scheduler_goes_on(monkeyp
         dump_module.batch_done(Thing(reqs=[Thing(rid="a")]))  # a request of a shape nobody has seen
     assert not dump.enabled
     assert dump not in tap.consumers
-    assert caplog.text.count("the dump is off in this process, serving goes on (AttributeError") == 1
+    assert caplog.text.count("dump failed and is off in this process; serving goes on (AttributeError") == 1
     assert released == []
     tap.deliver("runner", Thing(rids=["a"]), Thing())
     assert released  # the target is given back between two passes

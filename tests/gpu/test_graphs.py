@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,12 +57,24 @@ ON_TWO = {
 }
 
 
+TARGETS: dict[tuple[Path, str], models.Target] = {}
+ONE_AT_A_TIME = threading.Lock()
+
+
+def target_of(root: Path, family: str) -> models.Target:
+    """The cases' common target: one of full width takes minutes, and gigabytes, to make."""
+    with ONE_AT_A_TIME:
+        if (root, family) not in TARGETS:
+            TARGETS[root, family] = models.target(root / family, family, layers=4 if family.endswith("full") else 8)
+        return TARGETS[root, family]
+
+
 def run(root: Path, name: str) -> dict:
     family, boundaries, ids, convention, extra = (CASES | ON_TWO)[name]
     split = {"tp_size": 2, "disable_custom_all_reduce": True} if name in ON_TWO else {}
     place = Path(tempfile.mkdtemp(dir=root))
     prefill = {"cuda_graph_backend_prefill": extra["GPU_TEST_PREFILL"]} if "GPU_TEST_PREFILL" in extra else {}
-    target = models.target(place / "target", family, layers=4 if family.endswith("full") else 8)
+    target = target_of(root, family)
     draft = models.draft(place / "draft", target, boundaries, ids=ids, convention=convention)
     (place / "records").mkdir(mode=0o700)
     request = {

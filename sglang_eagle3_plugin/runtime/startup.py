@@ -8,16 +8,15 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sglang_eagle3_plugin.checkpoints import config_of, locate, read_checkpoint
 from sglang_eagle3_plugin.doctor import flags
 from sglang_eagle3_plugin.doctor.startup import arguments_of, certain_faults
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.interpreter import program
 from sglang_eagle3_plugin.loaded import sglang_release
 from sglang_eagle3_plugin.settings import Settings
 
@@ -37,35 +36,10 @@ def check_command_line(words: Sequence[str], settings: Settings) -> None:
     Raises:
         SystemExit: see :func:`check`.
     """
-    launch = launch_flags(words)
+    run = program(words)
+    launch = run.server_flags if run else None
     if launch is not None:
         check(arguments_of(flags.parse(launch)), settings)
-
-
-def launch_flags(words: Sequence[str]) -> list[str] | None:
-    """What follows ``python -m sglang.launch_server``, or ``sglang serve`` (sglang/cli/serve.py); None for another program.
-
-    A program that merely names a server among its own arguments, as a supervisor does, launches none in this process.
-    """
-    rest = list(words[1:])
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            rest = rest[1:] if word == "--check-hash-based-pycs" else rest
-            continue
-        if not word.startswith("-") or word == "-":
-            if Path(word).name != "sglang" or rest[:1] != ["serve"]:
-                return None
-            model = ["--model-path"] if len(rest) > 1 and not rest[1].startswith("-") else []
-            return [*model, *rest[1:]]
-        # Single letters may stand together, and the first that takes a value ends them: -m, -c, -W, -X.
-        found = re.search(r"[mcWX]", word)
-        if found is None:
-            continue
-        value = word[found.end() :] or (rest.pop(0) if rest else "")
-        if found.group() in "mc":
-            return rest if found.group() == "m" and value == "sglang.launch_server" else None
-    return None
 
 
 def check(server_args: Any, settings: Settings) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import socket
 from collections.abc import Iterator
 
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.interpreter import Program, program
 from sglang_eagle3_plugin.procfs import PROC, everyone
 from sglang_eagle3_plugin.server import address
 
@@ -23,7 +23,7 @@ def tree(pid: int) -> list[int]:
         raise UserError(f"there is no process {pid} on this machine; give the pid of a running SGLang server")
     top = pid
     # A shell, a supervisor or a test may have started several servers, and names SGLang too: no climbing into those.
-    while (parent := parents.get(top)) in parents and parent is not None and is_sglang(parent):
+    while (parent := parents.get(top)) in parents and parent is not None and _holds_a_server(parent):
         top = parent
     found = {top}
     while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -52,18 +52,21 @@ _STRANGERS = ("python", "worker")
 """Roles of processes that are not SGLang's, or can't be told from others yet."""
 
 
-def _launches(words: list[str]) -> bool:
-    """Whether a command line is that of ``python -m sglang.launch_server`` or ``sglang serve`` itself.
+def _runs(words: list[str]) -> Program | None:
+    """What a Python process runs, by its own words: the one after ``bash -c`` may hold the command lines of several servers."""
+    return program(words) if words and words[0].rpartition("/")[2].startswith("python") else None
 
-    Word by word: the one word after ``bash -c`` may hold the command lines of several servers.
-    """
-    if not words or not re.match(r"python|sglang$", words[0].rpartition("/")[2]):
-        return False
-    return any(word.endswith("sglang/launch_server.py") for word in words) or any(
-        (first == "-m" and second == "sglang.launch_server")
-        or (second == "serve" and (first.rpartition("/")[2] == "sglang" or first in ("sglang.cli", "sglang.cli.main")))
-        for first, second in itertools.pairwise(words)
-    )
+
+def _launches(words: list[str]) -> bool:
+    """Whether a command line is that of ``python -m sglang.launch_server`` or ``sglang serve`` itself."""
+    run = _runs(words)
+    return run is not None and run.server_flags is not None
+
+
+def _holds_a_server(pid: int) -> bool:
+    """Whether a process is the main one of a server: SGLang's own, or a module of SGLang or around it, as ``dynamo.sglang`` is."""
+    run = _runs(_words(pid))
+    return is_sglang(pid) or (run is not None and "sglang" in run.module.split("."))
 
 
 def _words(pid: int) -> list[str]:
@@ -100,7 +103,8 @@ def listening_on(url: str) -> int:
     where = address.parse(url)
     port = where.port
     if not (where.is_loopback or _is_ours(where.host)):
-        raise UserError(f"{where.host} is not this machine; run this command there, or give --pid of a server that runs here")
+        here = "name a server that runs here by 127.0.0.1 or --pid"
+        raise UserError(f"{where.host} is no address of this machine; run this command there, or {here}")
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for pid, _ in everyone():
         try:

@@ -70,7 +70,7 @@ def of_server(pid: int) -> list[Row]:
             extra = {"pid": member, "role": processes.role(member), "release": record["release"], "route": record["route"]}
             rows += [{**row, **extra} for row in record["patches"]]
         elif processes.is_sglang(member):
-            rows += _without_record(member, family)
+            rows += _without_record(member)
     if not rows:
         raise UserError(f"process {pid} is no SGLang server, and no process below it is; give the pid of `sglang.launch_server`")
     return rows
@@ -83,8 +83,7 @@ def has_record(row: Row) -> bool:
 
 def is_trouble(row: Row) -> bool:
     """Whether a row says that something is amiss: a patch that does not fit or failed, or a scheduler that we are not in."""
-    unreached = row["role"].startswith("scheduler") and row["state"] == "pending" and not has_record(row)
-    return unreached or row["state"] in ("incompatible", "failed")
+    return row["state"] in ("incompatible", "failed") or bool(row.get("missing"))
 
 
 def wiring_of_server(pid: int) -> dict[int, Any]:
@@ -93,11 +92,11 @@ def wiring_of_server(pid: int) -> dict[int, Any]:
     return {record["pid"]: record["wiring"] for record in records.read_all() if record["pid"] in family and "wiring" in record}
 
 
-def _without_record(pid: int, family: list[int]) -> list[Row]:
+def _without_record(pid: int) -> list[Row]:
     from sglang_eagle3_plugin.patches import REGISTRY
 
-    environ = _environment(pid, family)
-    role = processes.role(pid)
+    environ = _environment(pid)
+    role, certain = processes.role(pid), {}
     if why := Settings.from_environment(environ).why_inactive:
         state, reason = "disabled", why
     elif (owner := processes.owner(pid)) not in (None, os.getuid()):
@@ -106,14 +105,16 @@ def _without_record(pid: int, family: list[int]) -> list[Row]:
         state, reason = "pending", f"its record, if it has one, is in {theirs}: run this with EAGLE3_RUNTIME_DIR={theirs}"
     elif role.startswith("scheduler"):
         state, reason = "pending", "no record: the plugin is not in this process, which runs the model"
+        certain = {"missing": True}
     else:
         state, reason = "pending", "no record: the plugin is not in this process, or nothing that it changes was imported there"
-    return [{"patch": p.id, "target": p.target, "state": state, "reason": reason, "pid": pid, "role": role} for p in REGISTRY]
+    same = {"state": state, "reason": reason, "pid": pid, "role": role, **certain}
+    return [{"patch": p.id, "target": p.target, **same} for p in REGISTRY]
 
 
-def _environment(pid: int, family: list[int]) -> dict[str, str]:
+def _environment(pid: int) -> dict[str, str]:
     """A process's environment, or that of the nearest process above it: setproctitle wipes its own where the kernel reads it."""
-    while pid in family:
+    while pid > 0:
         if environ := processes.environment(pid):
             return environ
         above = stat(pid)

@@ -15,6 +15,7 @@ from sglang_eagle3_plugin.checkpoints import read_checkpoint
 from sglang_eagle3_plugin.cli import doctor, wiring
 from sglang_eagle3_plugin.doctor.findings import Finding
 from sglang_eagle3_plugin.doctor.startup import certain_faults
+from sglang_eagle3_plugin.interpreter import program
 from sglang_eagle3_plugin.runtime import startup
 from sglang_eagle3_plugin.settings import Settings
 
@@ -89,6 +90,26 @@ def test_doctor_says_nothing_of_eagle3_to_an_mtp_launch(tmp_path: Path) -> None:
     assert [f["id"] for f in json.loads(said.output)["findings"] if f["severity"] != "note"] == []
 
 
+def test_doctor_goes_on_warning_of_dumps_where_another_algorithm_serves(tmp_path: Path) -> None:
+    target = write_config(tmp_path / "target", target_config())
+    argv = ["--json", "--release", "0.5.17", "--", "--model-path", str(target), "--speculative-algorithm", "NGRAM"]
+    argv += ["--enable-return-hidden-states", "--debug-tensor-dump-output-folder", "/tmp/x"]
+    said = CliRunner().invoke(doctor.command, argv, standalone_mode=False)
+    assert "ERR_DUMP_UNDER_SPECULATION" in said.output
+
+
+def test_boundaries_asked_for_in_the_environment_are_nothing_to_stock_sglang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE3_CAPTURE_BOUNDARIES", "1,2,3,4")
+    target = write_config(tmp_path / "target", target_config())
+    draft = write_config(tmp_path / "draft", draft_config(num_aux_hidden_states=3))
+    for plugin, found in (("--plugin", True), ("--no-plugin", False)):
+        argv = ["--json", "--target", str(target), "--draft", str(draft), "--release", "0.5.17", plugin]
+        said = CliRunner().invoke(doctor.command, argv, standalone_mode=False)
+        assert ("ERR_AUX_COUNT_MISMATCH" in said.output) == found
+
+
 def test_a_class_that_may_come_from_elsewhere_is_not_refused(tmp_path: Path) -> None:
     unknown = draft_config(architectures=["MyCorpEagle3ForCausalLM"])
     tensors = draft_tensors(HIDDEN, 3, 256)
@@ -131,7 +152,8 @@ LAUNCH = ["sglang.launch_server", "--model-path", "m"]
     ],
 )
 def test_only_the_process_that_launches_is_judged_by_its_command_line(words: list[str], flags: list[str] | None) -> None:
-    assert startup.launch_flags(words) == flags
+    run = program(words)
+    assert (run.server_flags if run else None) == flags
 
 
 def test_a_supervisor_that_names_a_wrong_launch_goes_on(tmp_path: Path) -> None:

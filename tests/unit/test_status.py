@@ -141,7 +141,7 @@ def test_a_scheduler_whose_title_wiped_its_environment_is_off_where_its_launcher
 def test_a_server_that_keeps_its_records_elsewhere_is_not_said_to_lack_the_plugin(server, capsys, tmp_path):
     process, _ = server(EAGLE3_RUNTIME_DIR=str(tmp_path / "elsewhere"))
     code, out, _ = run(capsys, "--pid", str(process.pid), "--json")
-    assert code == 1
+    assert code == 0  # what can't be seen from here is not amiss
     assert {row["reason"].partition(": ")[2] for row in json.loads(out)} == {
         f"run this with EAGLE3_RUNTIME_DIR={tmp_path / 'elsewhere'}"
     }
@@ -160,7 +160,7 @@ def test_human_output_names_role_state_and_reason(server, capsys):
     [
         (["--pid", "4194305"], "no process 4194305"),
         (["--pid", str(os.getpid())], "no SGLang server"),
-        (["--url", "nonsense"], "not this machine"),
+        (["--url", "nonsense"], "no address of this machine"),
         (["--url", "http://127.0.0.1:99999999"], "not an address"),
         (["--url", "http://x:1", "--pid", "1"], "not both"),
         (["--pid", "x"], "not a valid integer"),
@@ -209,7 +209,7 @@ def test_another_machines_address_is_never_taken_for_this_ones_port(host, capsys
         port = listening.getsockname()[1]
         code, out, err = run(capsys, "--url", f"http://{host}:{port}")
     assert (code, out) == (2, "")
-    assert "is not this machine; run this command there, or give --pid" in err
+    assert "is no address of this machine; run this command there, or name a server that runs here by 127.0.0.1 or --pid" in err
     assert err.count("\n") == 1
 
 
@@ -251,14 +251,18 @@ def test_two_servers_of_one_shell_are_two():
         shell.communicate()
 
 
-def test_a_scheduler_belongs_to_the_launcher_above_it(tmp_path):
-    package = tmp_path / "sglang"
-    package.mkdir()
+@pytest.mark.parametrize(
+    "options", [["-m", "sglang.launch_server"], ["-um", "sglang.launch_server"], ["-m", "dynamo.sglang.launch_server"]]
+)
+def test_a_scheduler_belongs_to_the_server_above_it(tmp_path, options):
+    package = tmp_path / "/".join(options[1].split(".")[:-1])
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
     start = f"subprocess.run(['sglang::scheduler_TP0', '-c', {CHILD!r}], executable=sys.executable)"
     (package / "launch_server.py").write_text(f"import subprocess, sys\n{start}\n")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "sglang.launch_server"],
+        [sys.executable, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -84,5 +84,15 @@ CHEAP: tuple[Check, ...] = (
 )
 """Those that a server runs at its start: no reading of tables, no judgement of what is only likely."""
 
-WHATEVER_SERVES: tuple[Check, ...] = (tensors.check_files, hooks.check_target, algorithm.check, symptoms.check, reach.check)
+WHATEVER_SERVES: tuple[Check, ...] = (
+    tensors.check_files,
+    hooks.check_target,
+    algorithm.check,
+    dumps.check,
+    dumps.check_resume,
+    symptoms.check,
+    debugging.check,
+    algorithm.check_tree,
+    reach.check,
+)
 """Those that hold for a launch that isn't of EAGLE-3 too: the others presume what an EAGLE-3 draft is made of."""

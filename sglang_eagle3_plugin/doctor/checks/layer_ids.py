@@ -174,7 +174,8 @@ def check_count(d: Deployment) -> Iterator[Finding]:
     found = d.draft.tensor("fc.weight")
     if w.slots_by == "fc" and found:
         evidence.append(d.draft.holds(found))
-    decided = w.decision if w.decision and w.decision.decided_by in ("user", "provenance") else None
+    heard = d.plugin or d.trained is not None  # stock SGLang reads neither the variables nor a manifest
+    decided = w.decision if heard and w.decision and w.decision.decided_by in ("user", "provenance") else None
     known = w.slots_by in ("fc", "num_aux_hidden_states")  # not so by a list of ids that was overruled
     if known and decided and decided.boundaries is not None and len(decided.boundaries) != w.slots:
         yield Finding(

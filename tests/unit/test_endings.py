@@ -120,6 +120,7 @@ def test_a_server_ends_with_the_bench_that_started_it(number: signal.Signals, tm
     child = started("bench", "--target", target, "--draft", draft, "--python", server, "--out", tmp_path / "out")
     try:
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+        time.sleep(1)  # the server writes before bench is back from starting it; a signal in that moment was once lost
         os.kill(child.pid, number)
         _, said = child.communicate(timeout=60)
     finally:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,15 +28,22 @@ def one_sentence(stderr: str) -> str:
     return stderr.strip()
 
 
-def started(*argv: str | Path, **more) -> subprocess.Popen[str]:
+def as_on_a_terminal() -> None:
+    """Undo what nohup, or a shell that has put the tests in the background, makes their children ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def started(*argv: str | Path, program: Sequence[str | Path] = COMMAND, **more) -> subprocess.Popen[str]:
     """A command in a process group of its own, as a shell starts it on a terminal."""
     return subprocess.Popen(
-        [*COMMAND, *map(str, argv)],
+        [*map(str, program), *map(str, argv)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=as_on_a_terminal,
         **more,
     )
 
@@ -120,7 +128,6 @@ def test_a_server_ends_with_the_bench_that_started_it(number: signal.Signals, tm
     child = started("bench", "--target", target, "--draft", draft, "--python", server, "--out", tmp_path / "out")
     try:
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-        time.sleep(1)  # the server writes before bench is back from starting it; a signal in that moment was once lost
         os.kill(child.pid, number)
         _, said = child.communicate(timeout=60)
     finally:
@@ -162,7 +169,7 @@ def test_ctrl_c_is_silent_in_the_workers_of_a_survey(tmp_path: Path) -> None:
             """
         )
     )
-    child = subprocess.Popen([sys.executable, program], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = started(program=[sys.executable, program])
     try:
         wait_for((tmp_path / "going").exists)
         os.killpg(child.pid, signal.SIGINT)

@@ -14,6 +14,7 @@ from types import ModuleType
 import wrapt
 
 from sglang_eagle3_plugin import patching, records
+from sglang_eagle3_plugin.interpreter import launch_flags
 from sglang_eagle3_plugin.loaded import sglang_release
 from sglang_eagle3_plugin.settings import Settings
 
@@ -57,7 +58,7 @@ def activate(route: str, settings: Settings | None = None) -> None:
 
 def _check_launch(settings: Settings) -> None:
     """In the process that launches a server, and in no other: the cheap checks, before SGLang has imported anything heavy."""
-    if "sglang.launch_server" in sys.orig_argv or "serve" in sys.orig_argv:  # the import is worth it only then
+    if launch_flags(sys.orig_argv) is not None:  # the import is worth it only then
         try:
             from sglang_eagle3_plugin.runtime import startup
 

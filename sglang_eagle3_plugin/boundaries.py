@@ -87,6 +87,11 @@ class Decision:
     evidence: str
     readings: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
+    @property
+    def from_outside(self) -> bool:
+        """Whether the user, or a record of the training, decided, and not the draft's config or its ids."""
+        return self.decided_by in ("user", "provenance")
+
 
 def decide(
     ids: Sequence[int] | None,

@@ -34,6 +34,12 @@ class Program:
         return [*model, *self.words[1:]]
 
 
+def launch_flags(words: Sequence[str]) -> list[str] | None:
+    """The flags of the server that a command line launches; None for another program."""
+    run = program(words)
+    return run.server_flags if run else None
+
+
 def program(words: Sequence[str]) -> Program | None:
     """Read a command line, the interpreter first; None for ``-c``, standard input, and an interactive one.
 

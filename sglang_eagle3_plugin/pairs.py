@@ -140,7 +140,7 @@ def _draft_is_not_served(draft: Draft, want: Wanted, whole: ReleaseFacts) -> str
     if "Eagle3" in name and name not in whole.drafts:
         return f"it has no draft class {name}"
     takes, asked = draft.num_aux_hidden_states, len(want.boundaries or ())
-    if want.decision and want.decision.decided_by in ("user", "provenance") and takes and asked not in (0, takes):
+    if want.decision and want.decision.from_outside and takes and asked not in (0, takes):
         return f"the draft takes {takes} states, and {asked} boundaries are asked for"
     slots = draft.num_aux_hidden_states or len(want.boundaries or draft.ids or (0, 0, 0))
     if slots not in (0, 3) and name in whole.drafts and "num_aux_hidden_states" not in whole.drafts[name]:

@@ -123,8 +123,8 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
         return Path(env["EAGLE3_RUNTIME_DIR"])
     if env.get("XDG_RUNTIME_DIR"):
         return Path(env["XDG_RUNTIME_DIR"], "sglang-eagle3")
-    temporary = tempfile.gettempdir() if environ is None else env.get("TMPDIR") or tempfile.gettempdir()
-    return Path(temporary, f"sglang-eagle3-{os.getuid()}")
+    temporary = environ.get("TMPDIR") if environ else None  # another process's
+    return Path(temporary or tempfile.gettempdir(), f"sglang-eagle3-{os.getuid()}")
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool, problems: list[str]) -> bool:

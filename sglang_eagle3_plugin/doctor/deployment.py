@@ -173,7 +173,12 @@ class Deployment:
         """
         if self.flags.algorithm in (None, "EAGLE3"):
             return True
-        return self.draft is not None and bool(signs_of_eagle3(self.draft, self.target.hidden_size if self.target else None))
+        return bool(self.signs_of_eagle3)
+
+    @cached_property
+    def signs_of_eagle3(self) -> list[Evidence]:
+        """What shows that the draft is an EAGLE-3 draft, seen beside its target; empty without a draft."""
+        return signs_of_eagle3(self.draft, self.target.hidden_size if self.target else None) if self.draft else []
 
     @property
     def collecting(self) -> bool:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_eagle3_plugin.checkpoints import Checkpoint
-from sglang_eagle3_plugin.doctor.checks import CHEAP, WHATEVER_SERVES
+from sglang_eagle3_plugin.doctor.checks import CHEAP, run
 from sglang_eagle3_plugin.doctor.deployment import Deployment, Model
 from sglang_eagle3_plugin.doctor.findings import Finding, ordered
 from sglang_eagle3_plugin.doctor.flags import Flags
@@ -67,9 +67,7 @@ def certain_faults(
         plugin=plugin,
         environ=environ or {},
     )
-    checks = CHEAP if deployment.eagle3 else [check for check in CHEAP if check in WHATEVER_SERVES]
-    found = [finding for check in checks for finding in check(deployment)]
-    return [finding for finding in ordered(found) if finding.severity == "error" and finding.sure == "certain"]
+    return [finding for finding in ordered(run(CHEAP, deployment)) if finding.severity == "error" and finding.sure == "certain"]
 
 
 def arguments_of(flags: Flags) -> SimpleNamespace:

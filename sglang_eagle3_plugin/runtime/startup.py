@@ -16,7 +16,7 @@ from sglang_eagle3_plugin.checkpoints import config_of, locate, read_checkpoint
 from sglang_eagle3_plugin.doctor import flags
 from sglang_eagle3_plugin.doctor.startup import arguments_of, certain_faults
 from sglang_eagle3_plugin.errors import UserError
-from sglang_eagle3_plugin.interpreter import program
+from sglang_eagle3_plugin.interpreter import launch_flags
 from sglang_eagle3_plugin.loaded import sglang_release
 from sglang_eagle3_plugin.settings import Settings
 
@@ -36,8 +36,7 @@ def check_command_line(words: Sequence[str], settings: Settings) -> None:
     Raises:
         SystemExit: see :func:`check`.
     """
-    run = program(words)
-    launch = run.server_flags if run else None
+    launch = launch_flags(words)
     if launch is not None:
         check(arguments_of(flags.parse(launch)), settings)
 

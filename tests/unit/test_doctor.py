@@ -10,6 +10,7 @@ import pytest
 from checkpoint_making import draft_config, draft_tensors, good_pair, int64s, target_config, write_config, write_safetensors
 from click.testing import CliRunner
 from doctor_cases import DRAFTS
+from doctor_running import run, severe
 
 from sglang_eagle3_plugin import releases
 from sglang_eagle3_plugin.cli.doctor import command
@@ -22,17 +23,6 @@ from sglang_eagle3_plugin.doctor.wiring import as_json
 from sglang_eagle3_plugin.errors import UserError
 
 RELEASES = ["0.5.9", "0.5.10.post1", "0.5.13", "0.5.18", "0.5.23"]
-
-
-def run(*arguments: str) -> tuple[int, dict[str, Any]]:
-    result = CliRunner().invoke(command, ["--json", *arguments], standalone_mode=False)
-    if result.exception:
-        raise result.exception
-    return result.return_value, json.loads(result.output)
-
-
-def severe(findings: list[dict[str, Any]]) -> list[str]:
-    return [f["id"] for f in findings if f["severity"] != "note"]
 
 
 def judged(target: Path, draft: Path, *rest: str, release: str = "0.5.23") -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import pytest
 from checkpoint_making import draft_config, draft_tensors, target_config, write_config, write_safetensors
 from click.testing import CliRunner
+from doctor_running import run, severe
 
 from sglang_eagle3_plugin.checkpoints import read_checkpoint
 from sglang_eagle3_plugin.cli import doctor, wiring
 from sglang_eagle3_plugin.doctor.findings import Finding
 from sglang_eagle3_plugin.doctor.startup import certain_faults
-from sglang_eagle3_plugin.interpreter import program
+from sglang_eagle3_plugin.interpreter import launch_flags
 from sglang_eagle3_plugin.runtime import startup
 from sglang_eagle3_plugin.settings import Settings
 
@@ -73,29 +73,17 @@ def test_doctor_says_nothing_of_eagle3_to_an_mtp_launch(tmp_path: Path) -> None:
     target = write_config(tmp_path / "target", target_config(architectures=[architecture], hidden_size=HIDDEN))
     draft = write_config(tmp_path / "draft", config)
     write_safetensors(draft / "model.safetensors", {tensor: ("BF16", [HIDDEN, 2 * HIDDEN])})
-    argv = [
-        "--json",
-        "--target",
-        str(target),
-        "--draft",
-        str(draft),
-        "--release",
-        "0.5.23",
-        "--",
-        "--speculative-algorithm",
-        "EAGLE",
-    ]
-    said = CliRunner().invoke(doctor.command, argv, standalone_mode=False)
-    assert said.return_value == 0, said.output
-    assert [f["id"] for f in json.loads(said.output)["findings"] if f["severity"] != "note"] == []
+    launch = ("--release", "0.5.23", "--", "--speculative-algorithm", "EAGLE")
+    code, said = run("--target", str(target), "--draft", str(draft), *launch)
+    assert code == 0, said
+    assert severe(said["findings"]) == []
 
 
 def test_doctor_goes_on_warning_of_dumps_where_another_algorithm_serves(tmp_path: Path) -> None:
     target = write_config(tmp_path / "target", target_config())
-    argv = ["--json", "--release", "0.5.17", "--", "--model-path", str(target), "--speculative-algorithm", "NGRAM"]
-    argv += ["--enable-return-hidden-states", "--debug-tensor-dump-output-folder", "/tmp/x"]
-    said = CliRunner().invoke(doctor.command, argv, standalone_mode=False)
-    assert "ERR_DUMP_UNDER_SPECULATION" in said.output
+    launch = ("--model-path", str(target), "--speculative-algorithm", "NGRAM", "--enable-return-hidden-states")
+    said = run("--release", "0.5.17", "--", *launch, "--debug-tensor-dump-output-folder", "/tmp/x")[1]
+    assert "ERR_DUMP_UNDER_SPECULATION" in severe(said["findings"])
 
 
 def test_boundaries_asked_for_in_the_environment_are_nothing_to_stock_sglang(
@@ -105,9 +93,8 @@ def test_boundaries_asked_for_in_the_environment_are_nothing_to_stock_sglang(
     target = write_config(tmp_path / "target", target_config())
     draft = write_config(tmp_path / "draft", draft_config(num_aux_hidden_states=3))
     for plugin, found in (("--plugin", True), ("--no-plugin", False)):
-        argv = ["--json", "--target", str(target), "--draft", str(draft), "--release", "0.5.17", plugin]
-        said = CliRunner().invoke(doctor.command, argv, standalone_mode=False)
-        assert ("ERR_AUX_COUNT_MISMATCH" in said.output) == found
+        said = run("--target", str(target), "--draft", str(draft), "--release", "0.5.17", plugin)[1]
+        assert ("ERR_AUX_COUNT_MISMATCH" in severe(said["findings"])) == found
 
 
 def test_a_class_that_may_come_from_elsewhere_is_not_refused(tmp_path: Path) -> None:
@@ -152,8 +139,7 @@ LAUNCH = ["sglang.launch_server", "--model-path", "m"]
     ],
 )
 def test_only_the_process_that_launches_is_judged_by_its_command_line(words: list[str], flags: list[str] | None) -> None:
-    run = program(words)
-    assert (run.server_flags if run else None) == flags
+    assert launch_flags(words) == flags
 
 
 def test_a_supervisor_that_names_a_wrong_launch_goes_on(tmp_path: Path) -> None:

@@ -84,15 +84,20 @@ CHEAP: tuple[Check, ...] = (
 )
 """Those that a server runs at its start: no reading of tables, no judgement of what is only likely."""
 
-WHATEVER_SERVES: tuple[Check, ...] = (
+_WHATEVER_SERVES = {
     tensors.check_files,
     hooks.check_target,
     algorithm.check,
+    algorithm.check_tree,
     dumps.check,
     dumps.check_resume,
-    symptoms.check,
     debugging.check,
-    algorithm.check_tree,
+    symptoms.check,
     reach.check,
-)
+}
 """Those that hold for a launch that isn't of EAGLE-3 too: the others presume what an EAGLE-3 draft is made of."""
+
+
+def run(checks: tuple[Check, ...], d: Deployment) -> list[Finding]:
+    """What the checks find in a deployment, in their order; those that presume EAGLE-3 only where that is served or meant."""
+    return [finding for check in checks if d.eagle3 or check in _WHATEVER_SERVES for finding in check(d)]

@@ -26,7 +26,7 @@ def check(d: Deployment) -> Iterator[Finding]:
     named = d.flags.algorithm
     if d.draft is None:
         return
-    signs = signs_of_eagle3(d.draft, d.target.hidden_size if d.target else None)
+    signs = d.signs_of_eagle3
     said = d.of_flag("--speculative-algorithm")
     if named in _EAGLE and signs:
         yield Finding(

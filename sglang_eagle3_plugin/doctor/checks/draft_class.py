@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sglang_eagle3_plugin.checkpoints import Checkpoint
 from sglang_eagle3_plugin.doctor import facts
 from sglang_eagle3_plugin.doctor.checks.algorithm import looks_like_first_eagle
-from sglang_eagle3_plugin.doctor.deployment import Deployment, signs_of_eagle3
+from sglang_eagle3_plugin.doctor.deployment import Deployment
 from sglang_eagle3_plugin.doctor.findings import Evidence, Finding
 
 LAYER = re.compile(r"(?:^|\.)(midlayer|layers\.(\d{1,6}))\.")
@@ -52,7 +52,7 @@ def check_name(d: Deployment) -> Iterator[Finding]:
                 (f"OK_FROM_{known_from}",),
             )
         return
-    signs = [s for s in signs_of_eagle3(d.draft, d.target.hidden_size if d.target else None) if s.field != "architectures"]
+    signs = [s for s in d.signs_of_eagle3 if s.field != "architectures"]
     right = "Eagle3DeepseekV2ForCausalLM" if is_latent(d) else "LlamaForCausalLMEagle3"
     fix = f'Set "architectures": ["{right}"] in a copy of the draft config (--fix-config writes one).'
     odd = re.search(r"eagle3|speculator|peagle|draft", name, re.IGNORECASE)

@@ -92,11 +92,11 @@ def check_range(d: Deployment) -> Iterator[Finding]:
     ids = list(w.ids)
     where = (_field(d), d.target.says("num_hidden_layers") if d.target else d.of_release())
     outside = [i for i in ids if i < 0 or i > depth]
-    said = w.decision is not None and w.decision.decided_by in ("user", "draft config", "provenance")
+    said = w.decision is not None and (w.decision.from_outside or w.decision.decided_by == "draft config")
     if outside and d.plugin and said:
         return  # id -1 of layer outputs, say: the embeddings, which the plugin captures
     if outside:
-        decided = w.decision.boundaries if w.decision and w.decision.decided_by in ("user", "provenance") else None
+        decided = w.decision.boundaries if w.decision and w.decision.from_outside else None
         meant = decided or default_boundaries(depth)
         target = d.target.architecture if d.target else None
         new = facts.ids_for(d.release, target, meant, depth) or tuple(b - 1 for b in meant)
@@ -175,7 +175,7 @@ def check_count(d: Deployment) -> Iterator[Finding]:
     if w.slots_by == "fc" and found:
         evidence.append(d.draft.holds(found))
     heard = d.plugin or d.trained is not None  # stock SGLang reads neither the variables nor a manifest
-    decided = w.decision if heard and w.decision and w.decision.decided_by in ("user", "provenance") else None
+    decided = w.decision if heard and w.decision and w.decision.from_outside else None
     known = w.slots_by in ("fc", "num_aux_hidden_states")  # not so by a list of ids that was overruled
     if known and decided and decided.boundaries is not None and len(decided.boundaries) != w.slots:
         yield Finding(

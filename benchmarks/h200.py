@@ -34,12 +34,6 @@ from typing import Any
 
 import big_models
 
-EAGLE3 = {
-    "speculative_algorithm": "EAGLE3",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-}
 PROMPT = [5, 6, 8, 9, 10, 11, 12, 13]
 SELDOM = 6
 """Configurations whose ratio is far from 1 generate in every sixth round only."""
@@ -122,7 +116,7 @@ class Running:
     """One engine."""
 
     def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
-        from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS  # not at the top: some workers have no plugin
+        from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS, speculative  # not at the top: some workers have no plugin
 
         one, size, models = CONFIGURATIONS[name], SIZES[options.size], options.models / options.size
         engine = (
@@ -133,7 +127,7 @@ class Running:
             | one.arguments
         )
         if one.draft:
-            engine |= EAGLE3 | {"speculative_draft_model_path": str(models / one.draft)}
+            engine |= speculative(models / one.draft)
         place = scratch / f"{list(CONFIGURATIONS).index(name)}-{number}"
         place.mkdir(mode=0o700)
         values = {"scratch": str(place), "layers": size.layers, "middle": size.layers // 2}
@@ -208,14 +202,18 @@ def start(options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]
             if well:
                 running[name].append(one)
         print(f"{time.perf_counter():.0f} s: {sum(map(len, running.values()))} engines are up", file=sys.stderr, flush=True)
-    for one in (one for engines in running.values() for one in engines):
+    for one in everyone(running):
         one.pause()
     return running
 
 
+def everyone(running: dict[str, list[Running]]) -> list[Running]:
+    return [one for engines in running.values() for one in engines]
+
+
 def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> dict[str, list[list[float]]]:
     """Rates by configuration, round and engine; an empty list for a round that a configuration sat out."""
-    for one in (one for engines in running.values() for one in engines):
+    for one in everyone(running):
         one.turn(64)
     rates: dict[str, list[list[float]]] = {name: [] for name in running}
     until = time.perf_counter() + options.seconds
@@ -252,9 +250,7 @@ def row(name: str, running: list[Running], rates: dict[str, list[list[float]]]) 
         pairs = zip(rates[name], rates[against], strict=True)
         ratios = sorted(statistics.mean(a) / statistics.mean(b) for a, b in pairs if a and b)
         if ratios:
-            quarter = len(ratios) // 4
             told |= {"against": against, "ratio": round(statistics.median(ratios), 4), "ratio_95": interval(ratios)}
-            told["ratio_quartiles"] = [round(ratios[quarter], 4), round(ratios[-1 - quarter], 4)]
     return told
 
 
@@ -279,7 +275,7 @@ def main() -> None:
             dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))
             lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
         finally:
-            for one in (one for engines in running.values() for one in engines):
+            for one in everyone(running):
                 one.kill()
     from importlib.metadata import version
 

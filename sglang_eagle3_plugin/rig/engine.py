@@ -84,6 +84,20 @@ ENVIRONMENT = {
 }
 
 
+def speculative(
+    draft: Path, num_steps: int = 3, topk: int = 1, num_draft_tokens: int | None = None, algorithm: str = "EAGLE3"
+) -> dict[str, Any]:
+    """The arguments of an engine that serve a draft; see :class:`EngineSpec` for each."""
+    nodes = num_steps + 1 if topk == 1 else 2 * num_steps + 2
+    return {
+        "speculative_algorithm": algorithm,
+        "speculative_draft_model_path": str(draft),
+        "speculative_num_steps": num_steps,
+        "speculative_eagle_topk": topk,
+        "speculative_num_draft_tokens": num_draft_tokens or nodes,
+    }
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """One run.
@@ -132,14 +146,7 @@ class EngineSpec:
             if release in releases:
                 arguments |= extra
         if self.draft is not None:
-            nodes = self.num_steps + 1 if self.topk == 1 else 2 * self.num_steps + 2
-            arguments |= {
-                "speculative_algorithm": self.algorithm,
-                "speculative_draft_model_path": str(self.draft),
-                "speculative_num_steps": self.num_steps,
-                "speculative_eagle_topk": self.topk,
-                "speculative_num_draft_tokens": self.num_draft_tokens or nodes,
-            }
+            arguments |= speculative(self.draft, self.num_steps, self.topk, self.num_draft_tokens, self.algorithm)
         return arguments | dict(self.arguments)
 
 

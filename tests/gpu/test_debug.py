@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,8 @@ try:
 except ModuleNotFoundError:  # the machine with the device may have no pytest
     pass
 
+import engines
+
 from sglang_eagle3_plugin.rig import engine, models
 
 BOUNDARIES = (3, 5, 6)
@@ -31,20 +32,19 @@ CLOSE = 5e-3
 
 
 def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
-    return engine.CUDA_ARGUMENTS | {
-        "model_path": str(target),
-        "speculative_draft_model_path": str(draft),
-        "speculative_algorithm": "EAGLE3",
-        "speculative_num_steps": 3,
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": 4,
-        "mem_fraction_static": 0.3,
-        "disable_cuda_graph": not graphs,
-        "log_level": "warning",
-    }
+    return (
+        engine.CUDA_ARGUMENTS
+        | engine.speculative(draft)
+        | {
+            "model_path": str(target),
+            "mem_fraction_static": 0.3,
+            "disable_cuda_graph": not graphs,
+            "log_level": "warning",
+        }
+    )
 
 
-def serve(request_path: str) -> None:
+def serve(request_path: str, result_path: str) -> None:
     """In a process of its own: one engine; the lines of a fixed set of requests, and the tokens while debug is on and after."""
     import sglang
 
@@ -70,30 +70,20 @@ def serve(request_path: str) -> None:
     time.sleep(6)  # the steps of requests that ended with a verify are sent when the engine has been idle
     switch(None)
     result = {"tokens": tokens, "after": generate(PROMPTS, 16)}
-    Path(request["result"]).write_text(json.dumps(result))
+    Path(result_path).write_text(json.dumps(result))
     served.shutdown()
     os._exit(0)
 
 
 def run(root: Path, graphs: bool) -> tuple[dict, list[dict]]:
     place = root / ("graphs" if graphs else "eager")
-    (place / "records").mkdir(parents=True, mode=0o700)
     target = models.target(place / "target", "llama")
     draft = models.draft(place / "draft", target, BOUNDARIES, convention="output")
-    request = {
-        "engine": engine_arguments(target.path, draft, graphs),
-        "lines": str(place / "lines.jsonl"),
-        "result": str(place / "result.json"),
-    }
-    (place / "request.json").write_text(json.dumps(request))
-    environment = os.environ | {"EAGLE3_RUNTIME_DIR": str(place / "records")}
-    with (place / "log.txt").open("w") as log:
-        argv = [sys.executable, __file__, "serve", str(place / "request.json")]
-        subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=500)
-    if not (place / "result.json").exists():
-        raise RuntimeError((place / "log.txt").read_text(errors="replace")[-4000:])
-    lines = [json.loads(line) for line in (place / "lines.jsonl").read_text().splitlines()]
-    return json.loads((place / "result.json").read_text()), lines
+    request = {"engine": engine_arguments(target.path, draft, graphs), "lines": str(place / "lines.jsonl")}
+    result, log = engines.answer(place, [__file__, "serve"], request, {})
+    if result is None:
+        raise RuntimeError(log[-4000:])
+    return result, [json.loads(line) for line in (place / "lines.jsonl").read_text().splitlines()]
 
 
 def check(root: Path) -> dict[str, int]:
@@ -145,7 +135,7 @@ def test_graphs_say_what_eager_says(tmp_path):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2])
+        serve(*sys.argv[2:])
     else:
         with tempfile.TemporaryDirectory() as scratch:
             check(Path(scratch))

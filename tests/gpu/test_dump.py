@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import engines
 import numpy as np
 import pytest
 
@@ -32,19 +31,18 @@ CLOSE = 5e-3
 CASES = {"graphs, draft": (True, True), "eager, draft": (False, True), "graphs, no draft": (True, False)}
 
 
-def serve(request_path: str) -> None:
+def serve(request_path: str, result_path: str) -> None:
     """In a process of its own: generate, and wait until what was generated is acknowledged."""
     import sglang
 
-    request = json.loads(Path(request_path).read_text())
-    served = sglang.Engine(**request["engine"])
+    served = sglang.Engine(**json.loads(Path(request_path).read_text()))
     sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
     outputs = [served.generate(input_ids=PROMPTS[0], sampling_params=sampling)]
     outputs += served.generate(input_ids=PROMPTS[1:], sampling_params=sampling)
     until, place = time.monotonic() + 60, Path(os.environ["EAGLE3_DUMP_DIR"])
     while time.monotonic() < until and len(Dump.open(place).refs) < len(PROMPTS):
         time.sleep(0.2)
-    Path(request["result"]).write_text(json.dumps(outputs))
+    Path(result_path).write_text(json.dumps(outputs))
     served.shutdown()
     os._exit(0)
 
@@ -52,7 +50,6 @@ def serve(request_path: str) -> None:
 def run(root: Path, name: str) -> dict:
     graphs, drafted = CASES[name]
     place = root / name.replace(", ", "-").replace(" ", "-")
-    (place / "records").mkdir(parents=True, mode=0o700)
     target = models.target(place / "target", "llama")
     arguments = engine.CUDA_ARGUMENTS | {
         "model_path": str(target.path),
@@ -60,39 +57,20 @@ def run(root: Path, name: str) -> dict:
         "disable_cuda_graph": not graphs,
     }
     if drafted:
-        arguments |= {
-            "speculative_draft_model_path": str(models.draft(place / "draft", target, DRAFT, convention="output")),
-            "speculative_algorithm": "EAGLE3",
-            "speculative_num_steps": STEPS,
-            "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": STEPS + 1,
-        }
-    (place / "request.json").write_text(json.dumps({"engine": arguments, "result": str(place / "result.json")}))
-    environment = {
-        "EAGLE3_RUNTIME_DIR": str(place / "records"),
+        arguments |= engine.speculative(models.draft(place / "draft", target, DRAFT, convention="output"), STEPS)
+    variables = {
         "EAGLE3_DUMP_DIR": str(place / "dump"),
         "EAGLE3_DUMP_BOUNDARIES": "" if drafted else "all",
         "EAGLE3_DUMP_MIN_FREE_GB": "0",
     }
-    with (place / "log.txt").open("w") as log:
-        argv = [sys.executable, __file__, str(place / "request.json")]
-        subprocess.run(argv, stdout=log, stderr=log, env=os.environ | environment, timeout=500, start_new_session=True)
-    result = place / "result.json"
-    return {
-        "log": (place / "log.txt").read_text(errors="replace"),
-        "outputs": json.loads(result.read_text()) if result.exists() else [],
-        "dump": Dump.open(place / "dump") if result.exists() else None,
-        "target": target,
-    }
+    outputs, log = engines.answer(place, [__file__], arguments, variables)
+    return {"log": log, "outputs": outputs, "dump": Dump.open(place / "dump") if outputs else None, "target": target}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     root = tmp_path_factory.mktemp("dumps")
-    first, *rest = CASES
-    made = {first: run(root, first)}  # alone: it fills the kernels' caches
-    with ThreadPoolExecutor(2) as pool:
-        return made | dict(zip(rest, pool.map(lambda name: run(root, name), rest), strict=True))
+    return engines.all_of(lambda name: run(root, name), list(CASES), at_once=2)
 
 
 def samples(result: dict) -> dict[str, tuple]:
@@ -137,4 +115,4 @@ def test_graphs_dump_what_eager_passes_dump(results):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

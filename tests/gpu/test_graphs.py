@@ -6,15 +6,11 @@ when each of its slots carries the boundary it was made for, so acceptance num_s
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import engines
 import pytest
 
 from sglang_eagle3_plugin.rig import engine, models
@@ -23,12 +19,6 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 3
 NEW_TOKENS = 33
-SPECULATIVE = {
-    "speculative_algorithm": "EAGLE3",
-    "speculative_num_steps": STEPS,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": STEPS + 1,
-}
 STOCK = {"EAGLE3_DISABLE_PATCHES": "boundary-wiring"}
 IDS = (2, 4, 5)
 
@@ -76,41 +66,20 @@ def run(root: Path, name: str) -> dict:
     prefill = {"cuda_graph_backend_prefill": extra["GPU_TEST_PREFILL"]} if "GPU_TEST_PREFILL" in extra else {}
     target = target_of(root, family)
     draft = models.draft(place / "draft", target, boundaries, ids=ids, convention=convention)
-    (place / "records").mkdir(mode=0o700)
     request = {
-        "engine": engine.CUDA_ARGUMENTS
-        | SPECULATIVE
-        | split
-        | prefill
-        | {"model_path": str(target.path), "speculative_draft_model_path": str(draft)},
+        "engine": engine.CUDA_ARGUMENTS | engine.speculative(draft, STEPS) | split | prefill | {"model_path": str(target.path)},
         "prompts": engine.PROMPTS,
         "sampling_params": {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True},
         "return_hidden_states": False,
         "rewired_ids": None,
         "records": str(place / "records"),
     }
-    (place / "request.json").write_text(json.dumps(request))
-    with (place / "log.txt").open("w") as log:
-        subprocess.run(
-            [sys.executable, str(engine.WORKER), str(place / "request.json"), str(place / "result.json")],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"EAGLE3_RUNTIME_DIR": str(place / "records")} | extra,
-            start_new_session=True,
-            timeout=500,
-            check=False,
-        )
-    text = (place / "log.txt").read_text(errors="replace")
-    result = place / "result.json"
-    return {"log": text, **(json.loads(result.read_text()) if result.exists() else {"outputs": [], "records": []})}
+    result, log = engines.answer(place, [engine.WORKER], request, extra)
+    return {"log": log, **(result or {"outputs": [], "records": []})}
 
 
 def run_all(root: Path, names: list[str]) -> dict[str, dict]:
-    """Every case, four engines at a time, the first alone: it fills the kernels' caches."""
-    first, *rest = names
-    made = {first: run(root, first)}
-    with ThreadPoolExecutor(4) as pool:
-        return made | dict(zip(rest, pool.map(lambda name: run(root, name), rest), strict=True))
+    return engines.all_of(lambda name: run(root, name), names, at_once=4)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""A Llama of 3.1e9 parameters and three EAGLE-3 drafts for it, random but for what is said next: the same token always.
+"""A Llama of 7.5e9 parameters and three EAGLE-3 drafts for it, random but for what is said next: the same token always.
 
-    python benchmarks/big_models.py DIR [--layers 13] [--hidden 4096] [--vocab 32768]
+    python benchmarks/big_models.py DIR [--layers 8] [--hidden 8192] [--vocab 32768]
 
 Needs torch, and a CUDA device to be quick. One channel of the residual stream carries a constant, which only the head's row of
 one token reads. The target so always says that token; so do the drafts ``good`` and ``edges``, and ``random`` never does. What they
@@ -134,8 +134,8 @@ def make(root: Path, asked: argparse.Namespace) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, default=13)
-    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=8192)
     parser.add_argument("--vocab", type=int, default=32768)
 
 

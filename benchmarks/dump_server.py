@@ -1,8 +1,9 @@
 """What a dump costs and reaches on a real server: prefill throughput with and without, the disk's own speed, the other ways.
 
-    python benchmarks/dump_server.py TARGET OUT.json [--disk DIR] [--memory DIR] [--prompts 192] [--length 2048]
+    python benchmarks/dump_server.py OUT.json [--target DIR] [--stages off,disk] [--disk DIR] [--memory DIR]
 
-Runs on a machine with CUDA, SGLang and this plugin; each stage starts a server of its own:
+Runs on a machine with CUDA, SGLang and this plugin. Without a target it makes and serves that of `big_models.py` with 12 layers and
+hidden size 4096. Each stage starts a server of its own:
 
 - ``off``; ``memory``: dump to a tmpfs; ``disk``: dump with back-pressure; ``drop``: to the disk, samples dropped when it lags;
 - ``fp8``, ``memory-fp8``: as ``disk`` and ``memory``, in half the bytes;
@@ -23,7 +24,10 @@ import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
+
+import big_models
 
 FLAGS = [
     "--skip-tokenizer-init",
@@ -159,40 +163,50 @@ def plain_write(directory, size):
     return {"bytes": total, "bytes_s": total / seconds}
 
 
+def made():
+    """The target of `big_models.py`, made where it is lacking."""
+    models = Path(tempfile.gettempdir(), "eagle3-dump-models")
+    if not (models / "random" / "config.json").exists():
+        subprocess.run([sys.executable, big_models.__file__, str(models), "--layers", "12", "--hidden", "4096"], check=True)
+    return models / "target"
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("target")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--target", type=Path)
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--prompts", type=int, default=192)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--stages", default="off,memory,disk,write,drop,lists,save,save-fsync,memory-save,fp8,memory-fp8")
     options = parser.parse_args()
+    target = str(options.target or made())
     prompts = [[(i * 131 + j * 17) % 30000 for j in range(options.length)] for i in range(options.prompts)]
     site = tempfile.mkdtemp()
     Path(site, "sitecustomize.py").write_text(SYNCHRONOUS)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results["about"] = {"sglang": version("sglang"), "target": target, "prompts": options.prompts, "length": options.length}
     for number, name in enumerate(options.stages.split(",")):
         port, place = 31000 + number, (options.memory if name.startswith("memory") else options.disk) / f"dump-{name}"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         dump = {"EAGLE3_DUMP_DIR": str(place), "EAGLE3_DUMP_WHEN_FULL": "wait"}
         if name == "off":
-            results[name] = stage(options.target, prompts, port, {}, site=site)
+            results[name] = stage(target, prompts, port, {}, site=site)
         elif name in ("memory", "disk", "drop", "fp8", "memory-fp8"):
             how = {"EAGLE3_DUMP_WHEN_FULL": "drop"} if name == "drop" else {}
             how |= {"EAGLE3_DUMP_DTYPE": "fp8"} if name.endswith("fp8") else {}
-            results[name] = stage(options.target, prompts, port, dump | how, site=site)
+            results[name] = stage(target, prompts, port, dump | how, site=site)
         elif name == "write":
             results[name] = plain_write(place, results.get("disk", {}).get("written_bytes", 4 << 30))
         elif name == "lists":
             few = prompts[: max(4, len(prompts) // 12)]
             flags = ("--enable-return-hidden-states",)
-            results[name] = stage(options.target, few, port, {}, flags, {"return_hidden_states": True}, site=site)
+            results[name] = stage(target, few, port, {}, flags, {"return_hidden_states": True}, site=site)
         elif name in ("save", "save-fsync", "memory-save"):
             how = {"BENCH_TORCH_SAVE": str(place)} | ({"BENCH_FSYNC": "1"} if name == "save-fsync" else {})
-            results[name] = stage(options.target, prompts, port, how, site=site)
+            results[name] = stage(target, prompts, port, how, site=site)
         shutil.rmtree(place, ignore_errors=True)
         options.out.write_text(json.dumps(results, indent=2) + "\n")
         print(name, json.dumps(results[name]), flush=True)

@@ -1,14 +1,15 @@
 """Decode throughput on one GPU, CUDA graphs on: baseline, EAGLE-3, the plugin installed and not, debug, dump, graphs off. One run.
 
-    python benchmarks/h200.py OUT.json [--size 3e9|7e9] [--models DIR] [--seconds 200] [--tokens 512]
+    python benchmarks/h200.py OUT.json [--models DIR] [--seconds 130] [--tokens 512]
 
-Needs a CUDA device, SGLang and this plugin. Every configuration is an engine of its own that stays up; they generate in turn, one
-at a time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. The
-others are stopped meanwhile (SIGSTOP): an idle scheduler keeps a core busy. Two engines of one configuration differ by more than
-the plugin costs, so that what is told to a thousandth is measured with two engines on either side.
+Needs a CUDA device of 139 GiB, SGLang and this plugin. Every configuration is an engine of its own; they generate in turn, one at a
+time, round after round, and a ratio is the median of the rounds' own ratios, so that a drift of the machine cancels out. The others
+are stopped meanwhile (SIGSTOP): an idle scheduler keeps a core busy.
 
-Of the two targets, one has 3e9 parameters: the scheduler's Python sets the pace, and its rounds spread with whatever else the host
-does. The other has 7e9 and twice the width: the device sets the pace, as with what people serve, and a thousandth can be told.
+The target has 7.5e9 parameters and is 8192 wide, so that the device sets the pace, as with what people serve; with one of 3e9 the
+scheduler's Python does, and its rounds spread with whatever else the host does. Not all engines fit at once: first come those that
+are told apart to a thousandth, each configuration twice, since two engines of one configuration can differ by more than that; then
+the others, with the plugin once more. Each half lasts so many seconds.
 
 The models (`big_models.py`) are made where DIR lacks them. "Not installed" takes the plugin off the path of that engine; where it
 lies in the environment itself, EAGLE3_PLUGIN=0 stands for that, and the answer says so.
@@ -35,52 +36,57 @@ from typing import Any
 import big_models
 
 PROMPT = [5, 6, 8, 9, 10, 11, 12, 13]
-SELDOM = 6
-"""Configurations whose ratio is far from 1 generate in every sixth round only."""
+LAYERS, HIDDEN = 8, 8192
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is served, how often, and what it is held against."""
+    """What is served, and what it is held against."""
 
     draft: str | None = None
     plugin: bool = True
     against: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    engines: int = 1
-    seldom: bool = False
-    every_size: bool = False
 
 
 @dataclass(frozen=True)
-class Size:
-    """A target's shape, and whether all configurations serve it."""
+class Half:
+    """Configurations whose engines are up together, each so many times."""
 
-    layers: int
-    hidden: int
-    whole: bool = True
+    engines: int
+    configurations: dict[str, Configuration]
 
 
 BASE, STOCK, PLUGIN = "baseline, no draft", "perfect draft, plugin not installed", "perfect draft, plugin"
-CONFIGURATIONS = {
-    BASE: Configuration(plugin=False, seldom=True),
-    STOCK: Configuration("good", plugin=False, against=BASE, engines=2, every_size=True),
-    PLUGIN: Configuration("good", against=STOCK, engines=2, every_size=True),
-    "perfect draft, plugin, boundaries 0 and L captured": Configuration(
-        "edges", against=PLUGIN, environment={"EAGLE3_CAPTURE_BOUNDARIES": "0,{middle},{layers}"}
+HALVES = (
+    Half(
+        2,
+        {
+            STOCK: Configuration("good", plugin=False),
+            PLUGIN: Configuration("good", against=STOCK),
+            "perfect draft, EAGLE3_DEBUG, every step": Configuration(
+                "good", against=PLUGIN, environment={"EAGLE3_DEBUG": "every=1,rate=0"}
+            ),
+        },
     ),
-    "perfect draft, EAGLE3_DEBUG, every step": Configuration(
-        "good", against=PLUGIN, environment={"EAGLE3_DEBUG": "every=1,rate=0"}, engines=2, every_size=True
+    Half(
+        1,
+        {
+            BASE: Configuration(plugin=False),
+            PLUGIN: Configuration("good", against=BASE),
+            "random draft, plugin": Configuration("random", against=BASE),
+            "perfect draft, plugin, boundaries 0 and L captured": Configuration(
+                "edges", against=PLUGIN, environment={"EAGLE3_CAPTURE_BOUNDARIES": f"0,{LAYERS // 2},{LAYERS}"}
+            ),
+            "perfect draft, EAGLE3_DEBUG=1": Configuration("good", against=PLUGIN, environment={"EAGLE3_DEBUG": "1"}),
+            "perfect draft, EAGLE3_DUMP_DIR": Configuration(
+                "good", against=PLUGIN, environment={"EAGLE3_DUMP_DIR": "{scratch}/dump"}
+            ),
+            "perfect draft, --disable-cuda-graph": Configuration("good", against=PLUGIN, arguments={"disable_cuda_graph": True}),
+        },
     ),
-    "perfect draft, EAGLE3_DEBUG=1": Configuration("good", against=PLUGIN, environment={"EAGLE3_DEBUG": "1"}),
-    "perfect draft, EAGLE3_DUMP_DIR": Configuration("good", against=PLUGIN, environment={"EAGLE3_DUMP_DIR": "{scratch}/dump"}),
-    "perfect draft, --disable-cuda-graph": Configuration(
-        "good", against=PLUGIN, arguments={"disable_cuda_graph": True}, seldom=True
-    ),
-    "random draft, plugin": Configuration("random", against=BASE, seldom=True),
-}
-SIZES = {"3e9": Size(13, 4096), "7e9": Size(8, 8192, whole=False)}
+)
 
 
 def worker(request: dict[str, Any]) -> None:
@@ -115,23 +121,20 @@ def without_plugin() -> dict[str, str]:
 class Running:
     """One engine."""
 
-    def __init__(self, name: str, number: int, options: argparse.Namespace, scratch: Path) -> None:
+    def __init__(self, one: Configuration, options: argparse.Namespace, place: Path) -> None:
         from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS, speculative  # not at the top: some workers have no plugin
 
-        one, size, models = CONFIGURATIONS[name], SIZES[options.size], options.models / options.size
         engine = (
             CUDA_ARGUMENTS
-            | {"dtype": "bfloat16", "log_level": "error"}
+            | {"dtype": "bfloat16", "log_level": "error", "max_total_tokens": 4096, "mem_fraction_static": 0.97}
             | json.loads(options.engine)
-            | {"model_path": str(models / "target")}
+            | {"model_path": str(options.models / "target")}
             | one.arguments
         )
         if one.draft:
-            engine |= speculative(models / one.draft)
-        place = scratch / f"{list(CONFIGURATIONS).index(name)}-{number}"
+            engine |= speculative(options.models / one.draft)
         place.mkdir(mode=0o700)
-        values = {"scratch": str(place), "layers": size.layers, "middle": size.layers // 2}
-        environment = {variable: text.format(**values) for variable, text in one.environment.items()}
+        environment = {variable: text.format(scratch=place) for variable, text in one.environment.items()}
         environment |= {"EAGLE3_RUNTIME_DIR": str(place), "EAGLE3_DEBUG_FILE": str(place / "debug.jsonl")}
         read, write = os.pipe()
         self.log = place / "log.txt"
@@ -147,7 +150,6 @@ class Running:
             )
         os.close(write)
         self.answers = os.fdopen(read)
-        self.rates: list[float] = []
         self.accepted: float | None = None
 
     def wait(self) -> bool:
@@ -185,17 +187,13 @@ class Running:
         return rate
 
 
-def start(options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
-    """Start every engine, and stop it once it is up.
-
-    One without and one with a draft come first, which fill the kernels' caches, then the others.
-    """
-    wanted = {name: one for name, one in CONFIGURATIONS.items() if SIZES[options.size].whole or one.every_size}
-    numbered = [(name, number) for name, one in wanted.items() for number in range(one.engines)]
-    numbered.sort(key=lambda which: which not in ((BASE, 0), (PLUGIN, 0)))
-    running: dict[str, list[Running]] = {name: [] for name in wanted}
-    for wave in (numbered[:2], numbered[2:]):
-        started = [(name, Running(name, number, options, scratch)) for name, number in wave]
+def start(half: Half, options: argparse.Namespace, scratch: Path) -> dict[str, list[Running]]:
+    """Start every engine of a half, and stop it once it is up. Where kernels are still to be compiled, the first does so alone."""
+    running: dict[str, list[Running]] = {name: [] for name in half.configurations}
+    places = [(name, scratch / f"{which}-{number}") for which, name in enumerate(running) for number in range(half.engines)]
+    alone = 1 if half is HALVES[0] else 0
+    for wave in (places[:alone], places[alone:]):
+        started = [(name, Running(half.configurations[name], options, place)) for name, place in wave]
         with ThreadPoolExecutor() as pool:
             ready = pool.map(lambda pair: pair[1].wait(), started)
         for (name, one), well in zip(started, ready, strict=True):
@@ -211,8 +209,8 @@ def everyone(running: dict[str, list[Running]]) -> list[Running]:
     return [one for engines in running.values() for one in engines]
 
 
-def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Rates by configuration, round and engine; an empty list for a round that a configuration sat out."""
+def rounds(running: dict[str, list[Running]], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """Rates by configuration, round and engine."""
     for one in everyone(running):
         one.turn(64)
     rates: dict[str, list[list[float]]] = {name: [] for name in running}
@@ -220,10 +218,23 @@ def measure(running: dict[str, list[Running]], options: argparse.Namespace) -> d
     number = 0
     while time.perf_counter() < until:
         for name in list(running) if number % 2 else list(reversed(running)):
-            sits_out = CONFIGURATIONS[name].seldom and number % SELDOM
-            rates[name].append([] if sits_out else [one.turn(options.tokens) for one in running[name]])
+            rates[name].append([one.turn(options.tokens) for one in running[name]])
         number += 1
     return rates
+
+
+def measure(half: Half, options: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """The rows of a half."""
+    scratch.mkdir()
+    running = start(half, options, scratch)
+    try:
+        rates = rounds(running, options)
+    finally:
+        for one in everyone(running):
+            one.kill()
+    for one in everyone(running):
+        one.process.wait()  # the memory is the next half's
+    return [row(name, half.configurations[name].against, running[name], rates) for name in running]
 
 
 def interval(sorted_ratios: list[float]) -> list[float]:
@@ -233,50 +244,42 @@ def interval(sorted_ratios: list[float]) -> list[float]:
     return [round(sorted_ratios[rank], 4), round(sorted_ratios[count - 1 - rank], 4)]
 
 
-def row(name: str, running: list[Running], rates: dict[str, list[list[float]]]) -> dict[str, Any]:
-    own = [statistics.mean(found) for found in rates[name] if found]
-    if not own:
+def row(name: str, against: str | None, running: list[Running], rates: dict[str, list[list[float]]]) -> dict[str, Any]:
+    if not running:
         return {"configuration": name, "failed": True}
-    against = CONFIGURATIONS[name].against
+    own = [statistics.mean(found) for found in rates[name]]
     told: dict[str, Any] = {
         "configuration": name,
         "tokens_per_s": round(statistics.median(own), 1),
         "range": [round(min(own), 1), round(max(own), 1)],
         "spec_accept_length": running[0].accepted,
-        "engines": [round(statistics.median(engine), 1) for engine in zip(*filter(None, rates[name]), strict=True)],
+        "engines": [round(statistics.median(engine), 1) for engine in zip(*rates[name], strict=True)],
         "rounds": len(own),
     }
-    if against in rates:
-        pairs = zip(rates[name], rates[against], strict=True)
-        ratios = sorted(statistics.mean(a) / statistics.mean(b) for a, b in pairs if a and b)
-        if ratios:
-            told |= {"against": against, "ratio": round(statistics.median(ratios), 4), "ratio_95": interval(ratios)}
+    if against and all(rates[against]):
+        ratios = sorted(mine / statistics.mean(theirs) for mine, theirs in zip(own, rates[against], strict=True))
+        told |= {"against": against, "ratio": round(statistics.median(ratios), 4), "ratio_95": interval(ratios)}
     return told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--size", choices=SIZES, default="3e9")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "eagle3-big-models"))
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--seconds", type=float, default=130)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--vocab", type=int, default=32768)
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--engine", default="{}", help="further engine arguments, JSON")
     options = parser.parse_args()
-    size, place = SIZES[options.size], options.models / options.size
-    if not (place / "random" / "config.json").exists():
-        argv = [sys.executable, big_models.__file__, str(place), "--layers", str(size.layers), "--hidden", str(size.hidden)]
-        subprocess.run([*argv, "--vocab", str(options.vocab)], check=True)
+    if not (options.models / "random" / "config.json").exists():
+        shape = {"--layers": LAYERS, "--hidden": options.hidden, "--vocab": options.vocab}
+        argv = [word for flag, number in shape.items() for word in (flag, str(number))]
+        subprocess.run([sys.executable, big_models.__file__, str(options.models), *argv], check=True)
     with tempfile.TemporaryDirectory() as scratch:
-        running = start(options, Path(scratch))
-        try:
-            rates = measure(running, options)
-            dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))
-            lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
-        finally:
-            for one in everyone(running):
-                one.kill()
+        rows = [told for which, half in enumerate(HALVES) for told in measure(half, options, Path(scratch, str(which)))]
+        dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))
+        lines = sum(path.read_text().count("\n") for path in Path(scratch).rglob("debug.jsonl"))
     from importlib.metadata import version
 
     import torch
@@ -285,12 +288,12 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "sglang": version("sglang"),
         "torch": torch.__version__,
-        "model": f"Llama, {size.layers} layers, hidden size {size.hidden}",
+        "model": f"Llama, {LAYERS} layers, hidden size {options.hidden}",
         "not_installed": "not on the path" if "PYTHONPATH" in without_plugin() else "EAGLE3_PLUGIN=0",
         "tokens": options.tokens,
         "files_dumped": dumped,
         "debug_lines": lines,
-        "rows": [row(name, running[name], rates) for name in running],
+        "rows": rows,
     }
     options.out.write_text(json.dumps(answer, indent=1) + "\n")
     print(json.dumps(answer))

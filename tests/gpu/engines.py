@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from sglang_eagle3_plugin.rig.engine import CUDA_ARGUMENTS
+
+
+def arguments() -> dict[str, Any]:
+    """What every engine here is started with, and a port of its own below those that the system hands to connections.
+
+    SGLang 0.5.17 takes its own from among the latter long before it listens there, and lost one to another engine once. Releases
+    since take it below them too (`get_free_port_below_ephemeral`).
+    """
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)):
+                return CUDA_ARGUMENTS | {"nccl_port": port}
 
 
 def answer(place: Path, program: Sequence[str | Path], request: Any, variables: Mapping[str, str]) -> tuple[Any, str]:

@@ -33,7 +33,7 @@ CLOSE = 5e-3
 
 def engine_arguments(target: Path, draft: Path, graphs: bool) -> dict:
     return (
-        engine.CUDA_ARGUMENTS
+        engines.arguments()
         | engine.speculative(draft)
         | {
             "model_path": str(target),

@@ -51,7 +51,7 @@ def run(root: Path, name: str) -> dict:
     graphs, drafted = CASES[name]
     place = root / name.replace(", ", "-").replace(" ", "-")
     target = models.target(place / "target", "llama")
-    arguments = engine.CUDA_ARGUMENTS | {
+    arguments = engines.arguments() | {
         "model_path": str(target.path),
         "mem_fraction_static": 0.2,
         "disable_cuda_graph": not graphs,

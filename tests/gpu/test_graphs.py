@@ -67,7 +67,7 @@ def run(root: Path, name: str) -> dict:
     target = target_of(root, family)
     draft = models.draft(place / "draft", target, boundaries, ids=ids, convention=convention)
     request = {
-        "engine": engine.CUDA_ARGUMENTS | engine.speculative(draft, STEPS) | split | prefill | {"model_path": str(target.path)},
+        "engine": engines.arguments() | engine.speculative(draft, STEPS) | split | prefill | {"model_path": str(target.path)},
         "prompts": engine.PROMPTS,
         "sampling_params": {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True},
         "return_hidden_states": False,
@@ -82,18 +82,24 @@ def run_all(root: Path, names: list[str]) -> dict[str, dict]:
     return engines.all_of(lambda name: run(root, name), names, at_once=4)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return run_all(tmp_path_factory.mktemp("gpu"), list(CASES))
+def selected(request: pytest.FixtureRequest) -> list[str]:
+    """The cases that this session asks the fixture for."""
+    items = request.session.items
+    return [item.callspec.params["name"] for item in items if request.fixturename in getattr(item, "fixturenames", ())]
 
 
 @pytest.fixture(scope="module")
-def results_on_two(tmp_path_factory):
+def results(request, tmp_path_factory):
+    return run_all(tmp_path_factory.mktemp("gpu"), selected(request))
+
+
+@pytest.fixture(scope="module")
+def results_on_two(request, tmp_path_factory):
     import torch
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    return run_all(tmp_path_factory.mktemp("two-gpus"), list(ON_TWO))
+    return run_all(tmp_path_factory.mktemp("two-gpus"), selected(request))
 
 
 def check(name: str, result: dict) -> None:

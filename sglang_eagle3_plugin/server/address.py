@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import ssl
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx
 
@@ -66,6 +69,8 @@ def parse(text: str) -> Address:
     # Without a scheme a bare host means SGLang's port; a written http:// or https:// means that scheme's own.
     if port is None:
         port = {"http": 80, "https": 443}[parts.scheme] if "://" in text else DEFAULT_PORT
+    if port == 0:
+        raise UserError(f"{text!r} names port 0, where nothing listens; {wanted}")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     address = Address(parts.scheme, host, port, parts.path.rstrip("/"))
     try:  # what would fail only when a request is sent, and in whichever thread sends it
@@ -79,15 +84,43 @@ def parse(text: str) -> Address:
 def client(address: Address, *, timeout_s: float, api_key: str | None = None) -> httpx.Client:
     """Return a client for the server.
 
-    A proxy of the environment (``HTTP_PROXY``) is for the world outside: a loopback address is never sent through it.
+    A proxy of the environment (``HTTP_PROXY``) is for the world outside: a loopback address is never sent through it. What the
+    environment says is read by the standard library: httpx refuses some of what people write into ``NO_PROXY``.
+
+    Raises:
+        UserError: the key is no header, or the environment names a proxy or certificates that can't be used.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise UserError("the API key holds characters that a request can't carry; check --api-key and SGLANG_API_KEY")
+    proxies = getproxies_environment()
+    outside = not (address.is_loopback or proxy_bypass(address.host, proxies))
+    proxy = (proxies.get(address.scheme) or proxies.get("all")) if outside else None
+    verify = _certificates() if address.scheme == "https" else True
+    try:
+        through = {"all://": httpx.HTTPTransport(proxy=httpx.Proxy(proxy), verify=verify)} if proxy else None
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        named = f"{address.scheme.upper()}_PROXY or ALL_PROXY"
+        raise UserError(f"the proxy that {named} names can't be used ({error}); mend it, or set NO_PROXY={address.host}") from error
     return httpx.Client(
         base_url=address.url,
-        headers=headers,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
-        trust_env=not address.is_loopback,
+        mounts=through,
+        verify=verify,
+        trust_env=False,
     )
+
+
+def _certificates() -> ssl.SSLContext | bool:
+    """Those that ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` name, or httpx's own."""
+    file, directory = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if not (file or directory):
+        return True
+    try:
+        return ssl.create_default_context(cafile=file, capath=directory)
+    except OSError as error:
+        named = " and ".join(f"{name}={value}" for name, value in (("SSL_CERT_FILE", file), ("SSL_CERT_DIR", directory)) if value)
+        raise UserError(f"the certificates of {named} can't be read ({error}); mend or unset it") from error
 
 
 def get_json(http: httpx.Client, *paths: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -21,19 +22,25 @@ _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*?\] ")
 _RANK = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:.]+([^\]]*)\] ")
 # tqdm, with the default format and with SGLang's own ("{desc}: {percentage}% Completed | {n}/{total} [{elapsed}<{remaining}, ...").
 _BAR = re.compile(r"(?P<what>[A-Za-z\[][^\r\n%|]*?):?\s+\d{1,3}%.*?\|\s*(?P<done>\d+)/(?P<total>\d+)\s*\[[\d:]+<(?P<left>[\d:?]+)")
+_BAR_MARKS = ("%", "|", "/", "<")
+"""What every bar holds. The pattern costs seven times what all the others do together, and most lines are no bars."""
 _LONGEST_BAR = 400
 _FATAL = re.compile(
     r"(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController|TokenizerWorker) hit an exception"
     r"|[Rr]eceived sigquit from a child process|SIGQUIT received\."
     r"|Initialization failed\."
     r"|Rank \d+ scheduler (?:is dead|died during initialization)"
-    r"|terminated with -?\d+$"
+    r"|terminated with -?[1-9]\d*$"
     r"|Child process unexpectedly failed"
     r"|error while attempting to bind on address"
-    r"|launch_server(?:\.py)?: error: "
+    r"|(?:launch_server(?:\.py)?|sglang(?: serve)?): error: "  # argparse; 0.5.13 names itself `sglang serve` either way
+    r"|: No module named '?sglang\b"
 )
 _KILLED = re.compile(r"(?:exit code|Exit code|terminated with|exitcode)\W*(-\d+)")
 _SECRET = re.compile(r"""((?:api_?key|token|password|secret)['"]?\s*[=:]\s*)(['"])[^'"]+\2""", re.IGNORECASE)
+_SECRET_FLAG = re.compile(r"(--[\w-]*(?:api-key|token|password|secret)[= ])(?!-)\S+", re.IGNORECASE)
+_HARMLESS = re.compile(r"^(?:Exception ignored in|Exception in thread|Task exception was never retrieved|Process \S+:)")
+"""Before a traceback that ends no launcher."""
 
 
 @dataclass
@@ -53,33 +60,45 @@ class LogProgress:
     fatal: str = ""
     """The first line that means the start has failed, or an empty string."""
     exception: str = ""
-    """The exception behind it, as ``Type: message``."""
+    """The exception behind it, as ``Type: message``; of the present stage, since a start goes on after a harmless one."""
+    uncaught: str = ""
+    """The exception that the last line says the interpreter ended with, or an empty string."""
     exit_status: int | None = None
     """Of a child process the log reports as gone; negative: a signal."""
     entered: dict[str, datetime] = field(default_factory=dict)
     """Stage -> when it began, by the log's own stamps (local time, whole seconds)."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=400))
     """The last lines that are no progress bar, secrets blanked."""
-    not_before: datetime | None = None
-    """Lines stamped earlier belong to an earlier run and are passed over."""
     _last_stamp: datetime | None = None
     _loads: Counter[str] = field(default_factory=Counter)
     _in_traceback: bool = False
-    _old: bool = False
+    _harmless: bool = False
+
+    def catch_up(self, lines: Iterable[str], *, not_before: datetime, unstamped_too: bool) -> None:
+        """Take what the log held when it was first looked at, without what an earlier run wrote.
+
+        Args:
+            lines: of the log.
+            not_before: when this run can have begun, in local time. A line without a stamp is as old as the one before it.
+            unstamped_too: whether the lines before the first stamp can be this run's.
+        """
+        ours = unstamped_too
+        for line in lines:
+            if (at := _time(line)) is not None:
+                ours = at >= not_before
+            if ours:
+                self.feed(line)
 
     def feed(self, line: str) -> None:
         """Take one line of the log."""
         stamp = _STAMP.match(line)
-        if stamp:
-            self._last_stamp = _time(stamp.group(1))
-            self._old = self.not_before is not None and self._last_stamp < self.not_before
-        if self._old:
-            return
+        self._last_stamp = _time(line) or self._last_stamp
         # The line with all server arguments has ten thousand characters, a bar two hundred at most.
-        if len(line) <= _LONGEST_BAR and (bar := _BAR.search(line)):
+        if len(line) <= _LONGEST_BAR and all(mark in line for mark in _BAR_MARKS) and (bar := _BAR.search(line)):
             self._bar(bar)
             return
-        self.recent.append(_SECRET.sub(r"\1\2***\2", line.rstrip()))
+        self.recent.append(_blanked(line.rstrip()))
+        self.uncaught = ""
         text = line[stamp.end() :] if stamp else line
         if "server_args=" in text:
             self._new_start(text)
@@ -130,16 +149,20 @@ class LogProgress:
         if killed:
             self.exit_status = int(killed.group(1))
         if not self.fatal:
-            self.fatal = _SECRET.sub(r"\1\2***\2", text.strip().splitlines()[0])[:300]
+            self.fatal = _blanked(text.strip().splitlines()[0])[:300]
 
     def _traceback(self, text: str, *, stamped: bool) -> None:
-        if "Traceback (most recent call last)" in text:
+        if _HARMLESS.match(text):
+            self._harmless = True
+        elif "Traceback (most recent call last)" in text:
             self._in_traceback = True
         elif self._in_traceback and text.strip() and not text[0].isspace() and not stamped:
             self._in_traceback = False
             # A chained traceback says the cause first and what came of it last; SGLang's own report is the last one.
             if re.match(r"[A-Za-z_][\w.]*(?::|$)", text):
-                self.exception = text.strip()[:500]
+                self.exception = _blanked(text.strip())[:500]
+                self.uncaught = "" if self._harmless else self.exception
+            self._harmless = False
         if self.fatal and (killed := _KILLED.search(text)):
             self.exit_status = int(killed.group(1))
 
@@ -166,6 +189,8 @@ class LogProgress:
             self._begin(stage)
 
     def _begin(self, stage: str) -> None:
+        if not self.fatal:
+            self.exception = ""
         self.stage, self.done, self.total, self.stage_left_s = stage, 0, 0, None
         self.entered[stage] = self._last_stamp or datetime.now()
 
@@ -177,12 +202,23 @@ class LogProgress:
             self.stage_left_s = None if "?" in bar["left"] else _seconds(bar["left"])
 
 
-def _time(text: str) -> datetime:
-    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S")
+def _time(line: str) -> datetime | None:
+    stamp = _STAMP.match(line)
+    try:
+        return datetime.strptime(stamp.group(1), "%Y-%m-%d %H:%M:%S") if stamp else None
+    except ValueError:
+        return None
 
 
-def _seconds(clock: str) -> float:
+def _seconds(clock: str) -> float | None:
+    """Read ``1:02:03``; None where other processes' words ended the bar."""
     seconds = 0.0
     for part in clock.split(":"):
+        if not part:
+            return None
         seconds = seconds * 60 + float(part)
     return seconds
+
+
+def _blanked(line: str) -> str:
+    return _SECRET_FLAG.sub(r"\1***", _SECRET.sub(r"\1\2***\2", line))

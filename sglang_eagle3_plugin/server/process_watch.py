@@ -24,14 +24,17 @@ class ProcessWatch:
         self._started = first.started if first else None
         self._cgroup = _oom_file(pid)
         self._kills_before = self._kills()
+        self._own_kills_before = self._own_kills()
         self._suspects: set[int] = set()
 
     def started_at(self) -> datetime | None:
         """When the process started, in local time; None where it has gone."""
-        if self._started is None:
-            return None
-        uptime = float((PROC / "uptime").read_text().split()[0])
-        return datetime.now() - timedelta(seconds=uptime - self._started / os.sysconf("SC_CLK_TCK"))
+        return None if self._started is None else _clock(self._started)
+
+    def outlived_by(self, pid: int) -> bool:
+        """Whether another process was there before this one."""
+        other = stat(pid)
+        return other is not None and self._started is not None and other.started < self._started
 
     def death(self) -> str:
         """Return how the server died, in a few words, or an empty string while it lives."""
@@ -62,13 +65,47 @@ class ProcessWatch:
     def _memory(self, number: int | None) -> str:
         if number not in (None, signal.SIGKILL):
             return ""
-        return ": the kernel killed it for memory" if self.killed_for_memory() else ""
+        if not self.killed_for_memory():
+            return ""
+        # Its own cgroup's count, or a SIGKILL meanwhile. Of one that is gone, that something was killed on the machine says little.
+        if number == signal.SIGKILL or self._own_kills() > self._own_kills_before:
+            return ": the kernel killed it for memory"
+        return "; the kernel killed a process of this machine for memory meanwhile"
 
     def _kills(self) -> int:
-        kills = [_count(PROC / "vmstat")]
-        if self._cgroup is not None:
-            kills.append(_count(self._cgroup))
-        return sum(kills)
+        return _count(PROC / "vmstat") + self._own_kills()
+
+    def _own_kills(self) -> int:
+        return _count(self._cgroup) if self._cgroup is not None else 0
+
+
+def written_since(path: Path) -> datetime | None:
+    """When the first of this user's processes that have a file open for writing started, in local time; None if none has."""
+    try:
+        wanted = path.stat()
+    except OSError:
+        return None
+    started = []
+    for pid, one in everyone():
+        try:
+            for fd in (PROC / str(pid) / "fd").iterdir():
+                found = fd.stat()
+                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) and _writes(pid, fd.name):
+                    started.append(one.started)
+        except OSError:
+            continue
+    return _clock(min(started)) if started else None
+
+
+def _writes(pid: int, fd: str) -> bool:
+    flags = re.search(r"^flags:\s*(\d+)", (PROC / str(pid) / "fdinfo" / fd).read_text(), re.MULTILINE)
+    return flags is not None and int(flags.group(1), 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _clock(ticks: int) -> datetime:
+    """Local time of a number of ticks after the machine's start; never in the future, as a container's own uptime would have it."""
+    uptime = float((PROC / "uptime").read_text().split()[0])
+    return datetime.now() - timedelta(seconds=max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK")))
 
 
 def _signal_name(number: int) -> str:

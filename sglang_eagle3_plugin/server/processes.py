@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
-from collections.abc import Iterator
+import sys
 
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.interpreter import Program, program
@@ -105,7 +106,7 @@ def listening_on(url: str) -> int:
     if not (where.is_loopback or _is_ours(where.host)):
         here = "name a server that runs here by 127.0.0.1 or --pid"
         raise UserError(f"{where.host} is no address of this machine; run this command there, or {here}")
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(where.host, port)}
     for pid, _ in everyone():
         try:
             if any(str(fd.readlink()) in sockets for fd in (PROC / str(pid) / "fd").iterdir()):
@@ -136,7 +137,13 @@ def _is_ours(host: str) -> bool:
     return False
 
 
-def _listening_inodes(port: int) -> Iterator[str]:
+def _listening_inodes(host: str, port: int) -> list[str]:
+    """Of the sockets that listen on the port: at this very address, else at all, else at any (a name may mean several)."""
+    at: dict[str, list[str]] = {"exactly": [], "all": [], "any": []}
+    try:
+        wanted: object = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        wanted = None
     for table in ("tcp", "tcp6"):
         try:
             lines = (PROC / "net" / table).read_text().splitlines()[1:]
@@ -144,5 +151,15 @@ def _listening_inodes(port: int) -> Iterator[str]:
             continue
         for line in lines:
             words = line.split()
-            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                yield words[9]
+            digits, _, number = words[1].rpartition(":")
+            if words[3] == "0A" and int(number, 16) == port:
+                own = _address(digits)
+                at["exactly" if own == wanted else "all" if own.is_unspecified else "any"].append(words[9])
+    return at["exactly"] or at["all"] or at["any"]
+
+
+def _address(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Read an address of /proc/net/tcp: words of 32 bits, each in the machine's own order of bytes."""
+    words = [int(digits[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(digits), 8)]
+    found = ipaddress.ip_address(b"".join(words))
+    return getattr(found, "ipv4_mapped", None) or found

@@ -22,7 +22,7 @@ from sglang_eagle3_plugin.server import processes, start_times
 from sglang_eagle3_plugin.server.address import Address, client
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 from sglang_eagle3_plugin.server.log_progress import LogProgress
-from sglang_eagle3_plugin.server.process_watch import ProcessWatch
+from sglang_eagle3_plugin.server.process_watch import ProcessWatch, written_since
 
 _LOOK_S = 0.2
 """How often the process and the log are looked at."""
@@ -38,6 +38,10 @@ _STRANGER_S = 3.0
 """How long something else may answer at the address before that is the result."""
 _OLD_LINES_S = 60.0
 """Without a process to tell by, log lines older than this when the wait begins are an earlier run's."""
+_QUIET_S = 5.0
+"""How long nothing may follow an uncaught exception, without a process to tell by, before that is the end."""
+_BAD_ANSWERS = {"301", "302", "303", "307", "308", "400", "401", "403", "404", "405"}
+"""What SGLang's ``/health`` never answers."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,13 @@ class _Waiting:
         self.started = time.monotonic()
         self.process = ProcessWatch(pid) if pid is not None else None
         self.log = LogFollower(log) if log is not None else None
-        since = self.process.started_at() if self.process else None
-        # The log's stamps have whole seconds.
-        self.progress = LogProgress(not_before=(since or datetime.now() - timedelta(seconds=_OLD_LINES_S)) - timedelta(seconds=1))
+        self.progress = LogProgress()
+        self.last_line = self.started
         self.health = _Health(address, api_key)
         self.strange_since: float | None = None
         self.before: dict[str, float] | None = None
+        if self.log:
+            self._catch_up(self.log)
 
     def run(self, timeout_s: float, on_look: Callable[[Snapshot], None]) -> Result:
         while True:
@@ -126,11 +131,11 @@ class _Waiting:
                     start_times.remember(self.progress)
                 return self._result("ready", f"{self.address.url} is ready")
             elapsed = time.monotonic() - self.started
-            if elapsed >= timeout_s and (timeout_s > 0 or self.health.checks):
+            if elapsed >= timeout_s and (timeout_s > _LOOK_S or self.health.checks):
                 return self._result("timeout", self._why_late(elapsed))
             on_look(self._snapshot(elapsed))
-            # SGLang says in its log when it is ready: no need to sit out the pause then.
-            self.health.ask(at_once=self.progress.stage == "ready")
+            # SGLang says in its log when it is ready: no need to sit out the pause then, once.
+            self.health.ask(ready_in_log=self.progress.stage == "ready")
             time.sleep(min(_LOOK_S, max(0.01, timeout_s - elapsed)) if timeout_s else _LOOK_S)
 
     def close(self) -> None:
@@ -138,10 +143,24 @@ class _Waiting:
         if self.log:
             self.log.close()
 
+    def _catch_up(self, log: LogFollower) -> None:
+        """Read what the log holds already. What is written from now on is this run's, whatever its stamps say of time zones."""
+        since = self.process.started_at() if self.process else None
+        if since is None:
+            since = datetime.now() - timedelta(seconds=_OLD_LINES_S)
+            # A server started again a moment ago appends to what the one before it left.
+            since = max(since, written_since(log.path) or since)
+        not_before = since - timedelta(seconds=1)  # stamps have whole seconds
+        lines, modified = log.held()
+        # Unstamped words are an interpreter's last ones, and a process that lives has not said them.
+        ended = not self.process or bool(self.process.death())
+        self.progress.catch_up(lines, not_before=not_before, unstamped_too=ended and datetime.fromtimestamp(modified) >= not_before)
+
     def _read_log(self) -> None:
         if self.log:
             for line in self.log.lines():
                 self.progress.feed(line)
+                self.last_line = time.monotonic()
             if self.log.error:
                 raise UserError(f"the log {self.log.path} cannot be read ({self.log.error}); give --log a readable file")
 
@@ -150,6 +169,13 @@ class _Waiting:
             return death
         if self.progress.fatal:
             return self.progress.fatal
+        if (
+            self.progress.uncaught
+            and not self.process
+            and self.health.answer == "refused"
+            and time.monotonic() - self.last_line >= _QUIET_S
+        ):
+            return self.progress.uncaught
         return self.health.hopeless or self._stranger()
 
     def _stranger(self) -> str:
@@ -160,7 +186,7 @@ class _Waiting:
         elif self.progress.stage == "ready" and self.health.answer == "refused":
             where = f" on port {self.progress.port}" if self.progress.port not in (None, self.address.port) else ""
             found = f"the log says the server is ready{where}, but nothing listens at {self.address.url}; is the port right?"
-        elif self.health.answer in ("404", "405", "401", "403"):
+        elif self.health.answer in _BAD_ANSWERS:
             found = f"what answers at {self.address.url} has no /health ({self.health.answer}); is this an SGLang server's address?"
         if not found:
             self.strange_since = None
@@ -172,7 +198,8 @@ class _Waiting:
     def _listener_elsewhere(self, pid: int) -> str:
         try:
             listener = processes.listening_on(self.address.url)
-            if listener in processes.tree(pid):
+            # One that is younger may be the launcher's own, in a session of its own.
+            if listener in processes.tree(pid) or not self.process or not self.process.outlived_by(listener):
                 return ""
         except (UserError, OSError):
             # Another user's, or in another network namespace: nothing can be said.
@@ -184,10 +211,14 @@ class _Waiting:
         while time.monotonic() < until:
             self._read_log()
             time.sleep(0.05)
+        for line in self.log.rest() if self.log else ():
+            self.progress.feed(line)
         death = (self.process.death() if self.process else "") or failed
         why = self.progress.exception or self.progress.fatal
-        # A launcher that gives up kills its children: with the exception known, their deaths tell nothing more.
-        reasons = [why, "" if why and death.startswith("its process") else death]
+        reasons = [why, death]
+        if death.startswith("its process"):
+            # A launcher that gives up kills its children, and says so: their deaths tell nothing more then, and most otherwise.
+            reasons = [why] if self.progress.fatal else [death, why]
         if self.progress.exit_status == -9:
             reasons.insert(0, "a process of the server was killed (exit status -9): most often for memory")
         if self.process and self.process.killed_for_memory() and "for memory" not in " ".join(reasons):
@@ -199,6 +230,8 @@ class _Waiting:
             self.health.answer, f"last answer {self.health.answer}"
         )
         stage = f", the log is at '{self.progress.stage}'" if self.log else ""
+        if self.log and not self.log.path.exists():
+            stage = f", and there is no log {self.log.path}"
         hint = "" if self.log or self.process or self.health.answer != "refused" else "; is the port right?"
         return f"{self.address.url} was not ready after {elapsed:.0f} s ({last}{stage}){hint}"
 
@@ -227,15 +260,14 @@ class _Health:
         self._http = client(address, timeout_s=_ANSWER_S, api_key=api_key)
         self._thread: threading.Thread | None = None
         self._next = 0.0
+        self._hurried = False
 
-    def ask(self, *, at_once: bool) -> None:
+    def ask(self, *, ready_in_log: bool) -> None:
         now = time.monotonic()
-        if (
-            self.ready
-            or (self._thread and self._thread.is_alive())
-            or (now < self._next and not (at_once and self._next - now < _ASK_S))
-        ):
+        at_once = ready_in_log and not self._hurried and self._next - now < _ASK_S
+        if self.ready or (self._thread and self._thread.is_alive()) or (now < self._next and not at_once):
             return
+        self._hurried |= ready_in_log
         self._thread = threading.Thread(target=self._ask, daemon=True, name="health")
         self._thread.start()
 
@@ -251,11 +283,17 @@ class _Health:
         except httpx.ConnectError as error:
             if "CERTIFICATE" in str(error).upper():
                 self.hopeless = f"the certificate is not accepted ({error})"
+            if "WRONG_VERSION_NUMBER" in str(error):
+                self.hopeless = "what answers speaks no TLS; is it http:// and not https://?"
             self.answer = "refused" if "refused" in str(error).lower() else f"no connection ({error})"
         except httpx.TimeoutException:
             self.answer = "no answer in time"
         except httpx.HTTPError as error:
             self.answer = f"broken ({type(error).__name__})"
+            if "illegal" in str(error).lower():  # and no broken connection, as a tunnel has it while nothing listens behind it
+                self.hopeless = f"what answers is no HTTP server ({error}); is the port right?"
+        except Exception as error:  # a redirection that httpx can't read, say: whatever it is, this thread ends with an answer
+            self.answer = f"broken ({type(error).__name__}: {error})"
         else:
             self.answer = str(status)
             self.ready = status == 200

@@ -23,8 +23,8 @@ import pytest
 
 from sglang_eagle3_plugin.cli.main import main
 from sglang_eagle3_plugin.errors import UserError
-from sglang_eagle3_plugin.server import start_times
-from sglang_eagle3_plugin.server.address import parse
+from sglang_eagle3_plugin.server import processes, start_times
+from sglang_eagle3_plugin.server.address import client, parse
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 from sglang_eagle3_plugin.server.log_progress import LogProgress
 from sglang_eagle3_plugin.server.process_watch import ProcessWatch
@@ -123,11 +123,48 @@ class TestReadiness:
         with standin(lambda _: 200) as (url, _):
             assert wait(parse(url), timeout_s=5).state == "ready"
 
-    def test_another_kind_of_server_fails_soon(self) -> None:
-        with standin(lambda _: 404) as (url, _):
+    @pytest.mark.parametrize("status", [302, 400, 404])
+    def test_another_kind_of_server_fails_soon(self, status: int) -> None:
+        with standin(lambda _: status) as (url, _):
             result = wait(parse(url), timeout_s=30)
         assert result.state == "failed"
-        assert "no /health" in result.reason
+        assert f"no /health ({status})" in result.reason
+
+    def test_https_to_a_server_without_it_fails_at_once(self) -> None:
+        with standin(lambda _: 200) as (url, _):
+            result = wait(parse(url.replace("http:", "https:")), timeout_s=30)
+        assert (result.state, result.elapsed_s < 3) == ("failed", True)
+        assert "no TLS" in result.reason
+
+    def test_a_server_younger_than_its_launcher_may_have_left_it(self) -> None:
+        serve = (
+            "import http.server as h, sys\nclass H(h.BaseHTTPRequestHandler):\n"
+            "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+            "h.HTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()"
+        )
+        port = free_port()
+        with process("import time; time.sleep(60)") as launcher:
+            time.sleep(0.1)
+            server = subprocess.Popen([sys.executable, "-c", serve, str(port)], stderr=subprocess.DEVNULL)
+            try:
+                assert wait(parse(f"127.0.0.1:{port}"), pid=launcher.pid, timeout_s=20).state == "ready"
+            finally:
+                server.kill()
+                server.wait()
+
+    def test_another_program_at_the_port_of_another_address_is_not_asked_about(self) -> None:
+        with process("import time; time.sleep(60)") as child, standin(lambda _: 200) as (url, _):
+            port = parse(url).port
+            with contextlib.suppress(OSError), socket.create_server(("::1", port), family=socket.AF_INET6):
+                assert processes.listening_on(url) == os.getpid()
+                assert wait(parse(url), pid=child.pid, timeout_s=5).state == "failed"
+
+    def test_a_server_that_said_it_is_ready_is_asked_no_more_often(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(f"{stamp()}] The server is fired up and ready to roll!\n")
+        with standin(lambda _: 503) as (url, asked):
+            assert wait(parse(url), log=log, timeout_s=2.5).state == "timeout"
+        assert len(asked) <= 4
 
     def test_an_older_server_on_the_port_is_not_taken_for_the_new_one(self) -> None:
         with standin(lambda _: 200) as (url, _), process("import time; time.sleep(60)") as child:
@@ -207,6 +244,92 @@ class TestLog:
         log.write_text("[2020-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent call last):\nValueError: old\n")
         assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=1).state == "timeout"
 
+    def test_what_an_earlier_run_said_without_a_stamp_is_passed_over(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text("usage: launch_server.py\nlaunch_server.py: error: unrecognized arguments: --speculative-algo\n")
+        with process("import time; time.sleep(60)") as child:
+            assert wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, log=log, timeout_s=1).state == "timeout"
+        os.utime(log, (time.time() - 3600, time.time() - 3600))
+        assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=1).state == "timeout"
+
+    def test_a_server_started_again_a_moment_ago_is_not_taken_for_the_one_before_it(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(f"{stamp()}] Scheduler hit an exception: Traceback (most recent call last):\nValueError: before\n")
+        time.sleep(2.5)
+        with log.open("a") as appended:
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=appended)
+        try:
+            assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=1).state == "timeout"
+        finally:
+            child.kill()
+            child.wait()
+
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [
+            *(
+                (f"{clock}Scheduler hit an exception: Traceback (most recent call last):\nValueError: now\n", "ValueError: now")
+                # Another time zone's clocks, and one that is none.
+                for clock in ("[2020-01-01 00:00:00] ", "[2099-12-31 23:59:59] ", "[2026-02-30 10:00:00] ")
+            ),
+            ("sglang serve: error: unrecognized arguments: --foo\n", "--foo"),
+            ("Traceback (most recent call last):\n  File ...\nOSError: /no/such/model is not a local folder\n", "/no/such/model"),
+        ],
+    )
+    def test_what_is_written_during_the_wait_is_this_runs(self, tmp_path: Path, said: str, told: str) -> None:
+        log = tmp_path / "log"
+        log.write_text("[2020-01-01 00:00:00] an earlier run\n")
+        threading.Timer(0.5, lambda: log.open("a").write(said)).start()
+        result = wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=20)
+        assert result.state == "failed"
+        assert told in result.reason
+
+    def test_the_last_words_of_a_process_need_no_newline(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        code = (
+            f"import time; time.sleep(0.8); log = open({str(log)!r}, 'w'); log.write('Traceback (most recent call last):\\n');"
+            "log.write('RuntimeError: boom')"
+        )
+        with process(code) as child:
+            result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, log=log, timeout_s=20)
+        assert result.reason.startswith("RuntimeError: boom; ")
+        assert result.lines[-1] == "RuntimeError: boom"
+
+    def test_an_exception_that_a_start_survived_hides_no_death(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(
+            f"{stamp()}] server_args=ServerArgs(model_path='m')\n"
+            "Exception ignored in: <function f>\nTraceback (most recent call last):\n"
+            "AttributeError: 'NoneType' object has no attribute 'close'\n"
+            f"{stamp()} TP0] Load weight begin. avail mem=1.00 GB\n"
+        )
+        code = (
+            "import os, signal, time\npid = os.fork()\nif not pid:\n    time.sleep(60)\n"
+            "time.sleep(0.5); os.kill(pid, signal.SIGKILL); time.sleep(60)"
+        )
+        with process(code) as child:
+            result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, log=log, timeout_s=30)
+        assert result.reason.startswith("its process")
+        assert "NoneType" not in result.reason
+
+    def test_a_log_of_any_size_keeps_nothing_waiting(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        line = f"{stamp()}] Decode batch, #running-req: 1, token usage: 0.01, gen throughput (token/s): 1.45, {'x' * 300}\n"
+        log.write_text(line * 300_000)
+        with standin(lambda _: 200) as (url, _):
+            assert wait(parse(url), log=log, timeout_s=20).state == "ready"
+
+    def test_what_a_shell_traced_is_blanked(self) -> None:
+        progress = LogProgress()
+        progress.feed("+ python -m sglang.launch_server --api-key sk-SECRET1 --port 30000")
+        assert progress.useful_lines() == ["+ python -m sglang.launch_server --api-key *** --port 30000"]
+
+    def test_a_bar_that_another_process_cut_is_no_harm(self) -> None:
+        progress = LogProgress()
+        progress.feed(f"{stamp()}] Load weight begin. avail mem=1.00 GB")
+        progress.feed(f"Loading safetensors checkpoint shards:   5% Completed | 1/20 [00:01<00:{stamp()} TP1] x")
+        assert (progress.done, progress.total, progress.stage_left_s) == (1, 20, None)
+
     def test_a_wrong_port_is_told_from_the_log(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         log.write_text(
@@ -229,6 +352,11 @@ class TestLog:
         assert follower.lines() == ["three"]
         log.write_text("four\n")
         assert follower.lines() == ["hal", "four"]
+
+    def test_the_zeros_of_a_truncation_under_a_writer_are_no_text(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_bytes(b"\0" * 5000 + b"on\n")
+        assert LogFollower(log).lines() == ["on"]
 
     def test_rotation_by_truncation_is_read_from_the_start(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
@@ -314,11 +442,40 @@ class TestCommandLine:
         assert code == 3
         assert out.startswith("timeout")
 
-    @pytest.mark.parametrize("url", ["ftp://x:1", "http://", "http://h:99999", "http://u:p@h:1", "http://[::1", "a b"])
+    @pytest.mark.parametrize("url", ["ftp://x:1", "http://", "http://h:99999", "http://u:p@h:1", "http://[::1", "a b", "h:0"])
     def test_bad_addresses(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         code, _, err = run_cli(capsys, "--url", url)
         assert code == 2
         assert err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("name", "value", "told"),
+        [
+            ("ALL_PROXY", "foo://bar", "HTTP_PROXY or ALL_PROXY"),
+            ("HTTP_PROXY", "socks9://127.0.0.1:1", "HTTP_PROXY or ALL_PROXY"),
+            ("SGLANG_API_KEY", "k\xe9y", "SGLANG_API_KEY"),
+        ],
+    )
+    def test_an_environment_that_cannot_be_used(
+        self, name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for other in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(other, raising=False)
+        monkeypatch.setenv(name, value)
+        code, _, err = run_cli(capsys, "--url", "http://192.0.2.1:30000", "--timeout", "1")
+        assert code == 2
+        assert told in err
+        assert "Traceback" not in err
+
+    @pytest.mark.parametrize("listed", ["[::1]", "::1/128", "10.0.0.0/8,fe80::/10"])
+    def test_what_people_write_into_no_proxy(self, listed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NO_PROXY", listed)
+        client(parse("http://192.0.2.1:30000"), timeout_s=1).close()
+
+    def test_certificates_that_are_not_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        with pytest.raises(UserError, match=r"SSL_CERT_FILE=.*none"):
+            client(parse("https://192.0.2.1"), timeout_s=1)
 
     def test_an_unreadable_log_is_bad_input(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot be read"):

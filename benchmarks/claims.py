@@ -62,39 +62,53 @@ class Claim:
         return self.record or self.name
 
 
-def row(figures: Figures, configuration: str) -> Figures:
-    return next(found for found in figures["rows"] if found["configuration"] == configuration)
+def row(figures: Figures, configuration: str, before: int | None = None) -> Figures:
+    """A configuration's row; of one that both halves of a run have, the first, or the last before a row."""
+    found = [one for one in figures["rows"][:before] if one["configuration"] == configuration]
+    return found[0 if before is None else -1]
 
 
-ALIKE = 0.01
+ALIKE = 0.005
 """Engines of one configuration that differ by more are paced by something else on the host, and nothing is concluded from them."""
 
 
-def unlike(figures: Figures, configuration: str) -> float:
-    """By how much engines of one configuration differ, at most, of those that a ratio compares."""
-    own = row(figures, configuration)
-    found = [one["engines"] for one in (own, row(figures, own["against"])) if one.get("engines")]
-    return round(max(max(rates) / min(rates) - 1 for rates in found), 4)
+def unlike(figures: Figures, own: Figures) -> tuple[float, bool]:
+    """By how much engines of one configuration differ, at most, and whether those are the ones that the ratio compares.
+
+    Where it compares one engine with one other, all the run's are taken.
+    """
+    against = row(figures, own["against"], figures["rows"].index(own))
+    compared = all(len(one["engines"]) > 1 for one in (own, against))
+    found = [one["engines"] for one in ((own, against) if compared else figures["rows"]) if not one.get("failed")]
+    return round(max(max(rates) / min(rates) - 1 for rates in found), 4), compared
 
 
 def ratio(figures: Figures, configuration: str) -> str:
     own = row(figures, configuration)
-    low, high = own["ratio_95"]
-    told = f"median {own['ratio']} of {own['rounds']} rounds (95 %: {low} to {high})"
-    return f"{told}, like engines within {unlike(figures, configuration):.1%}"
+    if "ratio" not in own:
+        return "an engine failed"
+    low, high = own["bounds"]
+    apart, compared = unlike(figures, own)
+    engines = f"like engines within {apart:.1%}" if compared else f"one engine each, and like ones differ by up to {apart:.1%}"
+    return f"median {own['ratio']} of {own['rounds']} rounds ({own['confidence']:.0%}: {low} to {high}), {engines}"
 
 
 def kept(figures: Figures, configuration: str, least: float) -> bool | str:
     """Whether a ratio is at least so much, with all of its interval or none; else what the run leaves open."""
-    if unlike(figures, configuration) > ALIKE:
-        return "the run can't tell"
     own = row(figures, configuration)
-    low, high = own["ratio_95"]
+    if "ratio" not in own:
+        return "the run can't tell"
+    apart, compared = unlike(figures, own)
+    if apart > ALIKE:
+        return "the run can't tell"
+    low, high = own["bounds"]
+    if not compared:
+        low, high = round(low * (1 - apart), 4), round(high * (1 + apart), 4)
     if low >= least or high < least:
         return bool(low >= least)
-    if own["ratio"] >= least:
-        return f"kept by the median, the interval reaches down to {low}"
-    return f"not kept by the median, the interval reaches up to {high}"
+    said = "kept" if own["ratio"] >= least else "not kept"
+    reach = f"down to {low}" if own["ratio"] >= least else f"up to {high}"
+    return f"{said} by the median, what is uncertain reaches {reach}"
 
 
 CPU = (
@@ -277,6 +291,10 @@ def record(place: Path, name: str, told: Figures) -> None:
 
 def run(claims: tuple[Claim, ...], names: list[str], place: Path) -> int:
     """Measure those named, or all; go on where one fails."""
+    if unknown := set(names) - {claim.name for claim in claims if not claim.record}:
+        known = ", ".join(claim.name for claim in claims if not claim.record)
+        print(f"{', '.join(sorted(unknown))}: no such measurement; name some of {known}", file=sys.stderr)
+        return 2
     failed = []
     for claim in claims:
         if claim.record or (names and claim.name not in names):
@@ -328,10 +346,10 @@ def throughput() -> str:
         f"{found['device']}, SGLang {found['sglang']}, torch {found['torch']}, {found['model']} (7.5e9 parameters); CUDA graphs",
         f"on, batch 1, num_steps 3, topk 1, {found['tokens']} tokens a generation, every configuration in turn. {told['date']},",
         f"`{told['command']}`. Not installed means here: {found['not_installed']}.",
-        "A ratio is the median of the rounds'; it lies between the bounds beside it with 95 % confidence. The plugin has two rows,",
+        "A ratio is the median of the rounds'; it lies between the bounds beside it with that confidence. The plugin has two rows,",
         "since not all engines fit at once. The target always says one token; so does a perfect draft, and a random one never.",
         f"The dump wrote {found['files_dumped']} files, debug {found['debug_lines']} lines.\n",
-        "| served | tokens/s (least to most) | each engine's | `spec_accept_length` | ratio (95 %) | rounds | to |",
+        "| served | tokens/s (least to most) | each engine's | `spec_accept_length` | ratio | rounds | to |",
         "|---|---|---|---|---|---|---|",
         *map(_throughput_row, found["rows"]),
     ]
@@ -341,7 +359,7 @@ def throughput() -> str:
 def _throughput_row(one: Figures) -> str:
     if one.get("failed"):
         return f"| {one['configuration']} | failed | | | | | |"
-    told = f"{one['ratio']} ({one['ratio_95'][0]} to {one['ratio_95'][1]})" if "ratio" in one else ""
+    told = f"{one['ratio']} ({one['confidence']:.0%}: {one['bounds'][0]} to {one['bounds'][1]})" if "ratio" in one else ""
     length = f"{one['spec_accept_length']:.2f}" if one["spec_accept_length"] else ""
     spread = f"{one['tokens_per_s']} ({one['range'][0]} to {one['range'][1]})"
     cells = (one["configuration"], spread, ", ".join(map(str, one["engines"])), length, told, one["rounds"], one.get("against", ""))
@@ -381,6 +399,9 @@ def main() -> int:
     if asked.what == "cpu":
         code = run(CPU, asked.names, RESULTS)
     if asked.what == "take":
+        if not any((asked.place / f"{claim.name}.json").exists() for claim in H200):
+            print(f"{asked.place} holds no record of claims.py h200", file=sys.stderr)
+            return 2
         for claim in H200:
             if not claim.record and (asked.place / f"{claim.name}.json").exists():
                 record(RESULTS, claim.name, json.loads((asked.place / f"{claim.name}.json").read_text(encoding="utf-8")))

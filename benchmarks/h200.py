@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -237,11 +238,17 @@ def measure(half: Half, options: argparse.Namespace, scratch: Path) -> list[dict
     return [row(name, half.configurations[name].against, running[name], rates) for name in running]
 
 
-def interval(sorted_ratios: list[float]) -> list[float]:
-    """Where the median lies with 95 % confidence: order statistics, which assume no distribution."""
-    count = len(sorted_ratios)
-    rank = max(int(count / 2 - 0.98 * count**0.5), 0)
-    return [round(sorted_ratios[rank], 4), round(sorted_ratios[count - 1 - rank], 4)]
+def interval(ratios: list[float]) -> tuple[list[float], float]:
+    """Where the median lies, and with what confidence: order statistics, which assume no distribution.
+
+    The narrowest of at least 95 %, or all there is. The median is below the k-th smallest of n as often as a fair coin thrown n times
+    shows heads less than k times.
+    """
+    ordered, count = sorted(ratios), len(ratios)
+    below, outside = 0, 0.5**count
+    while (wider := outside + math.comb(count, below + 1) * 0.5**count) <= 0.025 and below + 1 < count / 2:
+        below, outside = below + 1, wider
+    return [round(ordered[below], 4), round(ordered[count - 1 - below], 4)], round(1 - 2 * outside, 3)
 
 
 def row(name: str, against: str | None, running: list[Running], rates: dict[str, list[list[float]]]) -> dict[str, Any]:
@@ -257,8 +264,9 @@ def row(name: str, against: str | None, running: list[Running], rates: dict[str,
         "rounds": len(own),
     }
     if against and all(rates[against]):
-        ratios = sorted(mine / statistics.mean(theirs) for mine, theirs in zip(own, rates[against], strict=True))
-        told |= {"against": against, "ratio": round(statistics.median(ratios), 4), "ratio_95": interval(ratios)}
+        ratios = [mine / statistics.mean(theirs) for mine, theirs in zip(own, rates[against], strict=True)]
+        bounds, confidence = interval(ratios)
+        told |= {"against": against, "ratio": round(statistics.median(ratios), 4), "bounds": bounds, "confidence": confidence}
     return told
 
 

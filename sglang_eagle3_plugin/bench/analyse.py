@@ -16,6 +16,10 @@ _LOW_FIRST = 0.4
 """A first draft accepted less often than this is a poor draft, or a miswired one."""
 _RARE = 0.1
 """A position accepted in fewer steps than this is not worth drafting."""
+_ENOUGH_RUNS = 3
+_CLEAR = 0.7
+"""Fewer runs than that settle only what is beyond this ratio, one way or the other: two runs of equals lie apart by chance alone
+in one case of three. Of n runs each, that is 2 / C(2n, n): one in ten for 3, one in 126 for 5."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Row:
     case: str
     batch: int
     repeats: int
+    """Runs, of it and of the baseline, whichever are fewer."""
     tokens_per_s: tuple[float, float, float]
     """Median, least, most."""
     ttft_s: tuple[float, float, float]
@@ -48,8 +53,9 @@ def rows(store: Store) -> list[Row]:
     return [_row(case, batch, store.of(case, batch), store.of(BASELINE, batch)) for case, batch in ordered]
 
 
-def with_draft_shares(found: Sequence[Row], settings: Sequence[Setting]) -> list[Row]:
+def with_draft_shares(found: Sequence[Row]) -> list[Row]:
     """Add the draft's estimated share of a step: the step time of chains grows by one draft step for each of num_steps."""
+    settings = filter(None, (Setting.named(row.case) for row in found))
     chains = {setting.name: setting.num_steps for setting in settings if setting.topk == 1}
     shares: dict[tuple[str, int], float] = {}
     for batch in {row.batch for row in found}:
@@ -64,12 +70,12 @@ def with_draft_shares(found: Sequence[Row], settings: Sequence[Setting]) -> list
 
 def gains(row: Row) -> bool:
     """Whether a case beats the baseline beyond the ranges: its slowest run is faster than the baseline's fastest."""
-    return row.ratio is not None and row.ratio[1] > 1
+    return row.ratio is not None and row.ratio[1] > 1 and (row.repeats >= _ENOUGH_RUNS or row.ratio[0] > 1 / _CLEAR)
 
 
 def loses(row: Row) -> bool:
     """Whether a case is slower than the baseline beyond the ranges. One that neither gains nor loses is undecided."""
-    return row.ratio is not None and row.ratio[2] < 1
+    return row.ratio is not None and row.ratio[2] < 1 and (row.repeats >= _ENOUGH_RUNS or row.ratio[0] < _CLEAR)
 
 
 def best(found: Sequence[Row], batch: int) -> Row:
@@ -105,11 +111,14 @@ def why_it_loses(row: Row, *, graphs_off: bool, smallest: Row | None = None) -> 
         step = f"a step costs {row.step_cost:.2f} of the baseline's and yields {row.acceptance.length:.2f} tokens"
         outside = row.step_cost < row.acceptance.length
         reasons.append(f"{step}, a gain by itself: the time is lost outside the steps" if outside else step)
-    if not rates or rates[0] < _LOW_FIRST:
-        first = rates[0] if rates else 0.0
+    if rates and rates[0] < _LOW_FIRST:
         reasons.append(
-            f"acceptance is too low: the first draft is accepted in {first:.0%} of the steps (see `sglang-eagle3 doctor`)"
+            f"acceptance is too low: the first draft is accepted in {rates[0]:.0%} of the steps (see `sglang-eagle3 doctor`)"
         )
+    elif not rates and row.acceptance.length < 1 + _LOW_FIRST:
+        # No histogram before 0.5.9: the first draft is accepted no more often than drafts are at all.
+        drafts = max(row.acceptance.length - 1, 0.0)
+        reasons.append(f"acceptance is too low: {drafts:.2f} drafts are accepted a step (see `sglang-eagle3 doctor`)")
     elif rare := [position for position, rate in enumerate(rates, 1) if rate < _RARE]:
         reasons.append(f"too many drafts: from position {rare[0]} on they are accepted in less than {_RARE:.0%} of the steps")
     if graphs_off:
@@ -132,7 +141,7 @@ def _row(case: str, batch: int, own: list[Measurement], baseline: list[Measureme
     return Row(
         case=case,
         batch=batch,
-        repeats=len(own),
+        repeats=min(len(own), len(baseline)) if baseline else len(own),
         tokens_per_s=speed,
         ttft_s=_spread([m.ttft_s for m in own]),
         step_s=median(m.step_s for m in own),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,6 +23,12 @@ class Setting:
     def name(self) -> str:
         """As tables and logs call it."""
         return f"steps {self.num_steps}, topk {self.topk}, tokens {self.num_draft_tokens}"
+
+    @classmethod
+    def named(cls, name: str) -> Setting | None:
+        """The setting of that name; None where it is none's."""
+        found = re.fullmatch(r"steps (\d+), topk (\d+), tokens (\d+)", name)
+        return cls(num_steps=int(found[1]), topk=int(found[2]), num_draft_tokens=int(found[3])) if found else None
 
     @property
     def flags(self) -> list[str]:

@@ -23,11 +23,12 @@ class Findings:
     """All that the reports say."""
 
     rows: list[Row]
-    settings: Sequence[Setting]
     skipped: dict[tuple[str, int], str]
     servers: dict[str, dict[str, Any]]
     about: dict[str, Any]
     """Hardware, command, target, draft, seed: what someone needs to run it again."""
+    flushed: bool = True
+    """Whether every server emptied its prefix cache before every run."""
 
     @property
     def batches(self) -> list[int]:
@@ -49,14 +50,15 @@ class Findings:
 
     def flags(self, case: str) -> str:
         """The flags that serve a case, without the draft's path."""
-        setting = next((setting for setting in self.settings if setting.name == case), None)
+        setting = Setting.named(case)
         return " ".join(["--speculative-algorithm EAGLE3", *setting.flags]) if setting else ""
 
 
-def findings(store: Store, settings: Sequence[Setting], about: dict[str, Any]) -> Findings:
+def findings(store: Store, about: dict[str, Any]) -> Findings:
     """Put the measurements of a run together."""
-    found = analyse.with_draft_shares(analyse.rows(store), settings)
-    return Findings(found, settings, store.skipped, store.servers, about)
+    found = analyse.with_draft_shares(analyse.rows(store))
+    flushed = all(measurement.flushed for measurement in store.measurements)
+    return Findings(found, store.skipped, store.servers, about, flushed)
 
 
 def as_json(found: Findings) -> dict[str, Any]:
@@ -68,6 +70,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "skipped": [{"case": case, "batch": batch, "reason": why} for (case, batch), why in found.skipped.items()],
         "recommended": {str(batch): _recommended(found, batch) for batch in found.batches},
         "pays": found.pays,
+        "prefix_cache_emptied": found.flushed,
         "stops_paying_at_batch": analyse.stops_paying(found.rows),
     }
 
@@ -102,20 +105,25 @@ def as_markdown(found: Findings, plot: str | None = None) -> str:
     if (stop := analyse.stops_paying(found.rows)) is not None:
         lines += [f"**{_closing(found, stop)}**", ""]
     if any(_verdict(row) == _UNDECIDED for row in found.rows):
-        # Ranges only grow with the runs of one store: more of them help where they vary less.
+        # Ranges only grow with the runs of one store: more of them help where they vary less, or where there were fewer than three.
         lines += [f"What is {_UNDECIDED} is neither gain nor loss: a quieter machine and more `--repeats` may tell.", ""]
     if plot:
         lines += [f"![throughput against the baseline, acceptance by position]({plot})", ""]
     if found.skipped:
         lines += ["## Left out", "", *(f"- {case}, {batch} at once: {why}" for (case, batch), why in found.skipped.items()), ""]
-    return "\n".join([*lines, *_NOTES, ""])
+    notes = [note.replace(_EMPTIED, _EMPTIED if found.flushed else _NOT_EMPTIED) for note in _NOTES]
+    return "\n".join([*lines, *notes, ""])
+
+
+_EMPTIED = "The prefix cache is emptied before each run."
+_NOT_EMPTIED = "**A server would not empty its prefix cache: prompts of a run before may have been found in it.**"
 
 
 _NOTES = [
     "## What the columns say",
     "",
     "- tokens/s: all tokens of all answers over the time of the run. × baseline: of the medians, with what the ranges allow.",
-    "- first token: median over the requests. The prefix cache is emptied before each run.",
+    f"- first token: median over the requests. {_EMPTIED}",
     "- length: tokens a verify step; by position: share of all steps that accepted the 1st, 2nd, ... draft.",
     "- step ×: time of a step over the baseline's time of a token. EAGLE-3 pays where the length is larger.",
     "- draft: estimated share of the draft in a step, from how the step grows with the number of steps; the rest is the verify"
@@ -128,9 +136,12 @@ def hardware() -> str:
     """The GPUs as the driver names them, or the processor."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-        names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-        if done.returncode == 0 and names:
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+            names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        except (OSError, subprocess.SubprocessError):  # a driver that hangs, or fails
+            names = []
+        if names:
             return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     try:
         cpus = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +25,8 @@ from sglang_eagle3_plugin.server.generate import Prompt, server_info
 from sglang_eagle3_plugin.server.wait import wait
 
 _REQUEST_S = 900.0
+_DEATH_S = 10.0
+"""A request breaks off before its server is gone: how long to find out."""
 _HOPELESS = 0.7
 """A setting that reaches less than this of the baseline is not tried with larger batches, where drafting pays less."""
 _USELESS_POSITION = 0.05
@@ -60,7 +64,8 @@ def run(job: Job, store: Store, logs: Path, say: Say) -> None:
     """Measure everything that the store does not hold yet.
 
     Raises:
-        UserError: the baseline's server does not start, or a request fails. A setting whose server does not start is skipped.
+        UserError: the baseline's server does not start, a server is not what it is taken for, or a request fails. A setting whose
+            server does not start, or dies, is left out this time.
     """
     cases: list[tuple[str, Setting | None]] = [(BASELINE, None), *((setting.name, setting) for setting in job.settings)]
     if job.urls:
@@ -68,27 +73,47 @@ def run(job: Job, store: Store, logs: Path, say: Say) -> None:
     for case, setting in cases:
         if setting is not None and (why := _too_long(setting, job, store)):
             _skip_rest(case, job, store, why, say)
-        due = [batch for batch in job.batches if (case, batch) not in store.skipped and len(store.of(case, batch)) < job.repeats]
+        due = [batch for batch in job.batches if _is_due(case, batch, job, store)]
         if not due:
             continue
         try:
             with _server(case, setting, job, logs, say) as http:
-                store.server(case, asdict(server_info(http)))
                 _batches(http, case, due, job, store, say)
-        except _DidNotStartError as error:
+        except _ServerFailedError as error:
             if case == BASELINE:
-                raise UserError(f"the baseline's server did not start: {error}") from error
-            _skip_rest(case, job, store, f"its server did not start: {error}", say)
+                raise UserError(f"the baseline's {error}") from error
+            _skip_rest(case, job, store, f"its {error}", say, for_good=False)
+
+
+def _is_due(case: str, batch: int, job: Job, store: Store) -> bool:
+    if (case, batch) in store.skipped or len(store.of(case, batch)) >= job.repeats:
+        return False
+    ratio = _ratio(store, case, batch)
+    return ratio is None or ratio >= _HOPELESS
 
 
 def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Store, say: Say) -> None:
+    info = server_info(http)
+    if (case == BASELINE) == bool(info.algorithm):
+        what = f"speculates ({info.algorithm})" if info.algorithm else "does not speculate"
+        raise UserError(
+            f"{case}: its server at {http.base_url} {what}; give the baseline's server without a draft, the other with one"
+        )
     whole = job.prompts
     if whole is None:
-        ids_only = server_info(http).takes_ids_only
-        whole = prompts.random_ids(max(job.batches), 32, job.seed) if ids_only else prompts.built_in()
+        count = max(job.requests, 2 * max(job.batches))
+        whole = prompts.random_ids(count, 32, job.seed) if info.takes_ids_only else prompts.built_in()
     ready, templated = prompts.for_server(http, whole)
     if not templated:
         say("prompts go in as plain text: this release's /tokenize takes no messages")
+    sent = hashlib.sha256(json.dumps(ready).encode()).hexdigest()[:16]
+    store.server(case, {**asdict(info), "prompts": sent})
+    if store.servers.get(BASELINE, {}).get("prompts", sent) != sent:
+        how = "its server makes other prompts of the messages than the baseline's"
+        raise UserError(f"{case}: {how}; give --prompts with input_ids")
+    used = max(max(job.requests, 2 * batch) for batch in due)
+    if job.prompts is not None and used < len(ready):
+        say(f"the first {used} of {len(ready)} prompts are sent; raise --requests for more")
     for batch in due:
         if (case, batch) in store.skipped:
             continue
@@ -98,6 +123,8 @@ def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Sto
         for repeat in range(len(store.of(case, batch)), job.repeats):
             say(f"{case}, batch {batch}: run {repeat + 1} of {job.repeats}")
             store.add(measure(http, chosen, case, batch, repeat, job.max_tokens))
+            if not store.measurements[-1].flushed:
+                say(f"{case}: its server does not empty its prefix cache")
             ratio = _ratio(store, case, batch)
             if ratio is not None and ratio < _HOPELESS:
                 why = f"at batch {batch} it reached {ratio:.2f} of the baseline"
@@ -127,23 +154,35 @@ def _too_long(setting: Setting, job: Job, store: Store) -> str:
         if shorter.topk != 1 or shorter.num_steps >= setting.num_steps:
             continue
         measured = store.of(shorter.name, job.batches[0])
-        rates = measured[0].acceptance.rates() if measured else []
-        if measured and (len(rates) < shorter.num_steps or rates[-1] < _USELESS_POSITION):
+        if not measured or (measured[0].acceptance.accepted and not measured[0].acceptance.histogram):
+            continue  # before 0.5.9 nothing is said of positions
+        rates = measured[0].acceptance.rates()
+        if len(rates) < shorter.num_steps or rates[-1] < _USELESS_POSITION:
             return (
                 f"with {shorter.num_steps} steps the last draft was already accepted in less than {_USELESS_POSITION:.0%} of them"
             )
     return ""
 
 
-def _skip_rest(case: str, job: Job, store: Store, why: str, say: Say) -> None:
+def _skip_rest(case: str, job: Job, store: Store, why: str, say: Say, *, for_good: bool = True) -> None:
     for batch in job.batches:
-        if not store.of(case, batch) and (case, batch) not in store.skipped:
-            store.skip(case, batch, why)
+        if len(store.of(case, batch)) < job.repeats and (case, batch) not in store.skipped:
+            store.skip(case, batch, why, for_good=for_good)
             say(f"{case}, batch {batch}: left out, {why}")
 
 
-class _DidNotStartError(Exception):
-    pass
+class _ServerFailedError(Exception):
+    """One started here did not start, or died."""
+
+
+def _key(flags: Sequence[str]) -> str | None:
+    """The key that the servers started here will want."""
+    for index, word in enumerate(flags):
+        if word == "--api-key":
+            return next(iter(flags[index + 1 :]), None)
+        if word.startswith("--api-key="):
+            return word.partition("=")[2]
+    return None
 
 
 @contextlib.contextmanager
@@ -166,8 +205,14 @@ def _server(case: str, setting: Setting | None, job: Job, logs: Path, say: Say) 
         with process.supervised(argv, os.environ, log) as child:
             result = wait(address, pid=child.pid, log=log, timeout_s=job.start_timeout_s)
             if result.state != "ready":
-                raise _DidNotStartError(f"{result.reason} (log: {log})")
-            with client(address, timeout_s=_REQUEST_S) as http:
-                yield http
+                raise _ServerFailedError(f"server did not start: {result.reason} (log: {log})")
+            with client(address, timeout_s=_REQUEST_S, api_key=_key(job.flags)) as http:
+                try:
+                    yield http
+                except UserError as error:
+                    now = wait(address, pid=child.pid, log=log, timeout_s=_DEATH_S)
+                    if now.state == "ready":
+                        raise
+                    raise _ServerFailedError(f"server failed: {now.reason}; {error} (log: {log})") from error
     except FileNotFoundError as error:
         raise UserError(f"{job.python} cannot be run ({error.strerror}); give --python the interpreter that has SGLang") from error

@@ -33,16 +33,10 @@ class Store:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._alone = Alone(directory)  # two at once would measure each other
-            lines = self._lines()
-            if lines:
-                self._check(json.loads(lines[0]), dict(identity))
-                for line in lines[1:]:
-                    self._take(json.loads(line))
-            else:
-                self._write({"identity": dict(identity)})
+            self._read(dict(identity))
         except OSError as error:
             raise UserError(f"{directory} cannot be written ({error.strerror}); give --out another directory") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.path} is no file of this command ({error}); give --out another directory") from error
 
     def add(self, measurement: Measurement) -> None:
@@ -50,13 +44,32 @@ class Store:
         self.measurements.append(measurement)
         self._write({"measurement": measurement.as_json()})
 
-    def skip(self, case: str, batch: int, why: str) -> None:
-        """Note that a case was not measured at a batch size, and why."""
+    def skip(self, case: str, batch: int, why: str, *, for_good: bool = True) -> None:
+        """Note that a case was not measured at a batch size, and why.
+
+        Args:
+            case: the case.
+            batch: requests at once.
+            why: for the report.
+            for_good: it is no use to try again; a server that failed may do better the next time.
+        """
         self.skipped[case, batch] = why
-        self._write({"skip": [case, batch, why]})
+        if for_good:
+            self._write({"skip": [case, batch, why]})
 
     def server(self, case: str, said: Mapping[str, Any]) -> None:
-        """Keep what a case's server said of itself."""
+        """Keep what a case's server said of itself.
+
+        Raises:
+            UserError: what was measured of the case before was another server's.
+        """
+        before = self.servers.get(case, {})
+        differing = sorted(key for key in before.keys() & said.keys() if before[key] != said[key] and key != "mean_length")
+        if differing and any(measurement.case == case for measurement in self.measurements):
+            how = "; ".join(f"{key} {said[key]!r}, was {before[key]!r}" for key in differing)
+            raise UserError(
+                f"{case}: this is not the server that {self.path} holds measurements of ({how}); give --out another directory"
+            )
         self.servers[case] = dict(said)
         self._write({"server": [case, dict(said)]})
 
@@ -78,19 +91,27 @@ class Store:
             case, said = line["server"]
             self.servers[case] = said
 
-    def _lines(self) -> list[str]:
-        """The whole lines; a last one that was torn off is cut away, as its measurement was never reported."""
-        if not self.path.exists():
-            return []
-        data = self.path.read_bytes()
+    def _read(self, identity: dict[str, Any]) -> None:
+        """Take what the file holds, or begin it; nothing is changed in a file or directory of somebody else's."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        if data and not data.startswith(b'{"identity": {'[: len(data)]):
+            raise ValueError("its first line names no run")
+        if not data and (others := sorted(path.name for path in self.path.parent.glob("report.*"))):
+            raise UserError(f"{self.path.parent} holds {', '.join(others)} of something else; give --out another directory")
+        # A last line that was torn off was never reported.
         whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
-        return whole.decode().splitlines()
+        first, *others_ = [json.loads(line) for line in whole.decode().splitlines()] or [{"identity": {}}]
+        if any("measurement" in line for line in others_):
+            self._check(first["identity"], identity)
+            for line in others_:
+                self._take(line)
+            os.truncate(self.path, len(whole))
+            return
+        # Nothing was measured: there is nothing to lose, and the reason may have been the flags.
+        with self.path.open("wb"):
+            self._write({"identity": identity})
 
-    def _check(self, first: dict[str, Any], identity: dict[str, Any]) -> None:
-        before = first["identity"]
+    def _check(self, before: dict[str, Any], identity: dict[str, Any]) -> None:
         differing = sorted(key for key in before.keys() | identity.keys() if before.get(key) != identity.get(key))
         if differing:
             how = f"it differs in {', '.join(differing)}"

@@ -43,7 +43,7 @@ _EAGLE = "eagle3"
     "--requests", default=16, show_default=True, type=click.IntRange(1), help="Requests a run, at least; and two a batch slot."
 )
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(4), help="Tokens of every answer.")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each, after a warm-up.")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Runs of each, after a warm-up.")
 @click.option("--seed", default=0, show_default=True, help="Of the random prompts for a server without a tokenizer.")
 @click.option("--prompts", "prompt_file", type=click.Path(path_type=Path), help="JSON lines with text, messages or input_ids.")
 @click.option("--out", default="eagle3-bench", show_default=True, type=click.Path(path_type=Path), help="Where everything goes.")
@@ -64,7 +64,7 @@ def command(flags: tuple[str, ...], **given: Any) -> int:
     total = (1 + len(job.settings) if not job.urls else len(job.urls)) * len(job.batches) * job.repeats
     with _display(store, total) as say:
         run.run(job, store, out / "logs", say)
-    found = report.findings(store, job.settings, about)
+    found = report.findings(store, about)
     store.close()
     plot = _draw(found, out / "report.png")
     text, data = report.as_markdown(found, plot), json.dumps(report.as_json(found), indent=2)
@@ -111,7 +111,7 @@ def _job(given: dict[str, Any], flags: tuple[str, ...]) -> tuple[run.Job, dict[s
         "draft": job.draft or urls[_EAGLE],
         "max_tokens": job.max_tokens,
         "seed": job.seed,
-        "hardware": report.hardware(),
+        "hardware": report.hardware() if all(parse(url).is_loopback for url in urls.values()) else "machines that were not asked",
         "date": datetime.now().date().isoformat(),
         "command": report.command_line(_without_key(sys.argv[1:])),
     }
@@ -122,7 +122,16 @@ def _identity(job: run.Job, about: dict[str, Any]) -> dict[str, Any]:
     """What must be the same for measurements to be comparable. Settings, batch sizes and repeats may be added later."""
     sent = hashlib.sha256(json.dumps(job.prompts).encode()).hexdigest()[:16] if job.prompts else "built in"
     same = {key: about[key] for key in ("target", "draft", "max_tokens", "seed", "hardware")}
-    return {**same, "prompts": sent, "requests": job.requests, "python": job.python, "flags": list(job.flags)}
+    files = {f"{name}'s files": _files(Path(path)) for name, path in (("target", job.target), ("draft", job.draft)) if path}
+    started = {"python": job.python, "flags": _without_key(list(job.flags)), "urls": job.urls}
+    return {**same, **files, "prompts": sent, "requests": job.requests, **started}
+
+
+def _files(directory: Path) -> str:
+    """Tells a checkpoint from one trained since in its place: names, sizes and times."""
+    found = sorted(path for path in directory.glob("*") if path.is_file())
+    said = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
 def _draw(found: report.Findings, path: Path) -> str | None:

@@ -105,6 +105,7 @@ def client(address: Address, *, timeout_s: float, api_key: str | None = None) ->
         base_url=address.url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),  # `bench` decides how many are under way
         mounts=through,
         verify=verify,
         trust_env=False,

@@ -22,7 +22,7 @@ Prompt = Mapping[str, Any]
 """What ``/generate`` takes: ``{"input_ids": [...]}`` or ``{"text": "..."}``."""
 
 _TAIL = 1 << 22
-"""Bytes kept of a stream: its last event is read, and holds the whole answer."""
+"""Bytes kept of what is no stream of events."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def generate(
         with http.stream("POST", "/generate", json={**prompt, "sampling_params": sampling, "stream": True}) as answer:
             for piece in answer.iter_raw():
                 first = first or time.perf_counter()
-                # Every event repeats the whole answer so far: only the last one is worth parsing.
-                tail = (tail + piece)[-_TAIL:]
+                # Every event repeats the whole answer so far: the last one is parsed, before the stream's own [DONE].
+                tail = _last_two(tail + piece)
             status = answer.status_code
     except httpx.HTTPError as error:
         raise UserError(f"a generation at {where} broke off ({type(error).__name__}: {error}); see the server's log") from error
@@ -163,6 +163,16 @@ def server_info(http: httpx.Client) -> ServerInfo:
         # One state a data-parallel rank.
         mean_length=sum(means) / len(means) if means else None,
     )
+
+
+def _last_two(stream: bytes) -> bytes:
+    """The last two whole events and what follows them; copying more for every piece would cost a fast server's client dearly."""
+    end = len(stream)
+    for _ in range(3):
+        end = stream.rfind(b"\n\n", 0, end)
+        if end < 0:
+            return stream if len(stream) < 2 * _TAIL else stream[-_TAIL:]
+    return stream[end + 2 :]
 
 
 def _last_event(tail: bytes) -> dict[str, Any] | None:

@@ -29,21 +29,47 @@ def from_file(path: Path) -> list[dict[str, Any]]:
         UserError: a line is something else, or there is none.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the prompts {path} cannot be read ({error}); give a file of JSON lines") from error
     found = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             prompt = json.loads(line)
         except (ValueError, RecursionError):
             prompt = None
         if not isinstance(prompt, dict) or sum(key in prompt for key in _FIELDS) != 1:
             raise UserError(f"line {number} of {path} is no JSON object with one of {', '.join(_FIELDS)}; one prompt a line")
+        if fault := _fault(prompt):
+            raise UserError(f"line {number} of {path}: {fault}; mend that prompt")
         found.append({key: prompt[key] for key in _FIELDS if key in prompt})
     if not found:
         raise UserError(f"{path} holds no prompt; write one JSON object with 'text', 'messages' or 'input_ids' a line")
     return found
+
+
+def _fault(prompt: dict[str, Any]) -> str:
+    """What a server would stumble over, or an empty string."""
+    if "input_ids" in prompt:
+        ids = prompt["input_ids"]
+        good = isinstance(ids, list) and ids and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids)
+        return "" if good else "'input_ids' is no list of token ids"
+    if "text" in prompt:
+        texts = [prompt["text"]]
+    else:
+        messages = prompt["messages"]
+        if not (isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)):
+            return "'messages' is no list of objects with 'role' and 'content'"
+        texts = [one.get(key) for one in messages for key in ("role", "content")]
+    if not all(isinstance(text, str) for text in texts):
+        return "'text', and 'role' and 'content' of a message, must be strings"
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return "half a surrogate pair is no text"
+    return ""
 
 
 def random_ids(count: int, length: int, seed: int) -> list[dict[str, Any]]:

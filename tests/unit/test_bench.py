@@ -90,7 +90,7 @@ class TestAnalysis:
         # A step of 10 ms and 2 ms more for each draft step.
         names = {CHAIN_1.name: 0.012, CHAIN_3.name: 0.016}
         found = analyse.rows(store_of(tmp_path, *(measured(name, 1, 100, step, (1, 1)) for name, step in names.items())))
-        shares = {row.case: row.draft_share for row in analyse.with_draft_shares(found, [CHAIN_1, CHAIN_3])}
+        shares = {row.case: row.draft_share for row in analyse.with_draft_shares(found)}
         assert shares == pytest.approx({CHAIN_1.name: 2 / 12, CHAIN_3.name: 6 / 16})
 
     def test_the_reasons_for_a_loss(self, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ class TestVerdicts:
             case, batch = name.rsplit("_", 1)
             for repeat, speed in enumerate(all_):
                 store.add(measured(case, int(batch), speed, 0.01 if case == "baseline" else 0.03, (20, 10, 10), repeat))
-        found = report.findings(store, [], ABOUT)
+        found = report.findings(store, ABOUT)
         return report.as_markdown(found), report.as_json(found)
 
     def test_a_ratio_below_1_within_the_ranges_is_no_loss(self, tmp_path: Path) -> None:
@@ -156,9 +156,25 @@ class TestVerdicts:
         assert (said["pays"], said["stops_paying_at_batch"]) == (False, 4)
 
     def test_a_loss_everywhere_is_called_one(self, tmp_path: Path) -> None:
-        text, _ = self.report(tmp_path, baseline_1=(100,), eagle_1=(110,), baseline_4=(2649, 2744), eagle_4=(1582,))
+        text, _ = self.report(tmp_path, baseline_1=(100,), eagle_1=(150,), baseline_4=(2649, 2744), eagle_4=(1582,))
         assert "**EAGLE-3 does not pay at 4 at once.**" in text
         assert "may tell" not in text
+
+    def test_two_runs_of_equals_lie_apart_by_chance(self, tmp_path: Path) -> None:
+        text, said = self.report(tmp_path, baseline_1=(100, 101), faster_1=(102, 103), slower_1=(96, 97))
+        assert [row["verdict"] for row in said["rows"]] == [None, "within the ranges", "within the ranges"]
+        assert "Serve it with the baseline" in text
+        _, said = self.report(tmp_path / "three", baseline_1=(100, 101, 100), faster_1=(102, 103, 102), slower_1=(96, 97, 96))
+        assert [row["verdict"] for row in said["rows"]] == [None, "gain", "loss"]
+
+    def test_a_release_that_tells_no_positions_is_not_said_to_accept_nothing(self, tmp_path: Path) -> None:
+        store = store_of(tmp_path, measured("baseline", 1, 100, 0.01))
+        told = {}
+        for name, accepted in (("good", 200), ("poor", 10)):
+            store.add(Measurement(name, 1, 0, 50, 0.1, 0.04, Acceptance(100, accepted), ("a", "b"), 1.0, 100))
+            told[name] = " ".join(analyse.why_it_loses(analyse.rows(store)[-1], graphs_off=False))
+        assert "acceptance" not in told["good"]
+        assert "acceptance is too low: 0.10 drafts are accepted a step" in told["poor"]
 
     def test_nothing_is_said_of_what_was_not_measured(self, tmp_path: Path) -> None:
         text, _ = self.report(tmp_path, baseline_1=(100,), baseline_4=(200,))
@@ -188,9 +204,31 @@ class TestStore:
         assert Store(tmp_path, {"target": "t"}).measurements == []
 
     def test_another_runs_directory_is_refused(self, tmp_path: Path) -> None:
-        store_of(tmp_path).close()
+        store_of(tmp_path, measured("baseline", 1, 100, 0.01)).close()
         with pytest.raises(UserError, match="differs in target"):
             Store(tmp_path, {"target": "other"})
+
+    def test_a_run_that_measured_nothing_is_begun_anew(self, tmp_path: Path) -> None:
+        store_of(tmp_path).close()
+        Store(tmp_path, {"target": "other"}).close()
+        store_of(tmp_path, measured("baseline", 1, 100, 0.01)).close()
+        with pytest.raises(UserError, match="differs in target"):
+            Store(tmp_path, {"target": "other"})
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("measurements.jsonl", '{"mine": [1,2,3]}'),
+            ("measurements.jsonl", '{"mine": [1,2,3]}\n'),
+            ("measurements.jsonl", '{"identity": []}\n'),
+            ("report.md", "mine"),
+        ],
+    )
+    def test_what_is_not_its_own_is_left_alone(self, name: str, text: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match="give --out another directory"):
+            Store(tmp_path, {"target": "t"})
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, text)]
 
 
 class TestCommand:
@@ -229,6 +267,82 @@ class TestCommand:
         assert "acceptance is too low" in text
         assert "EAGLE-3 does not pay at 1 at once" in text
         assert "eagle3, batch 2: left out" in err
+
+    def test_servers_that_are_not_what_they_are_given_for(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        with serving(StandIn(algorithm=None)) as plain, serving(StandIn()) as eagle:
+            for number, (base, other, told) in enumerate(
+                (
+                    (eagle, plain, "baseline: its server at"),
+                    (plain, plain, "does not speculate"),
+                    (eagle, eagle, "speculates (EAGLE3)"),
+                )
+            ):
+                out = tmp_path / str(number)
+                code, _, err = run(capsys, *self.arguments(out, "--baseline-url", base.url, "--eagle-url", other.url))
+                assert (code, "give the baseline's server without a draft" in err) == (2, True)
+                assert told in err
+
+    def test_servers_that_template_messages_otherwise(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        with serving(StandIn(algorithm=None, templates=False)) as plain, serving(StandIn()) as eagle:
+            code, _, err = run(capsys, *self.arguments(tmp_path, "--baseline-url", plain.url, "--eagle-url", eagle.url))
+        assert code == 2
+        assert "makes other prompts of the messages" in err
+
+    def test_measurements_of_another_server_are_not_gone_on_with(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        with serving(StandIn(algorithm=None)) as plain, serving(StandIn()) as eagle:
+            urls = ["--baseline-url", plain.url, "--eagle-url", eagle.url]
+            assert run(capsys, *self.arguments(tmp_path, *urls))[0] != 2
+            eagle.num_steps = 5
+            code, _, err = run(capsys, *self.arguments(tmp_path, *urls, "--repeats", "3"))
+            assert code == 2
+            assert "num_steps 5, was 3" in err
+            code, _, err = run(capsys, *self.arguments(tmp_path, "--baseline-url", plain.url, "--eagle-url", "127.0.0.1:1"))
+        assert code == 2
+        assert "differs in" in err
+
+    def test_a_draft_trained_since_is_another(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        argv = tmp_path / "argv.txt"
+        run(capsys, *self.sweep(tmp_path, argv))
+        (tmp_path / "draft" / "model.safetensors").write_bytes(b"trained again")
+        code, _, err = run(capsys, *self.sweep(tmp_path, argv))
+        assert code == 2
+        assert "differs in draft's files" in err
+
+    def test_a_setting_whose_server_dies_does_not_keep_the_others_from_being_measured(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        argv = tmp_path / "argv.txt"
+        _, text, err = run(capsys, *self.sweep(tmp_path, argv, dies_under_load_with_steps=1))
+        assert "steps 1, topk 1, tokens 2, batch 1: left out, its server failed" in err
+        assert "steps1-topk1-tokens2.log" in err
+        assert "| steps 3, topk 1, tokens 4 |" in text
+        # What failed once may not fail again: it is tried, and the others are not measured anew.
+        started = len(argv.read_text().splitlines())
+        _, text, _ = run(capsys, *self.sweep(tmp_path, argv))
+        assert len(argv.read_text().splitlines()) == started + 1
+        assert "| steps 1, topk 1, tokens 2 |" in text
+        assert "Left out" not in text
+
+    def test_a_hopeless_setting_is_not_measured_again(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        argv = tmp_path / "argv.txt"
+        run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02))
+        started = len(argv.read_text().splitlines())
+        run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02))
+        assert len(argv.read_text().splitlines()) == started
+
+    def test_flags_are_told_of_a_setting_of_an_earlier_call(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        argv = tmp_path / "argv.txt"
+        run(capsys, *self.sweep(tmp_path, argv))
+        _, text, _ = run(capsys, *self.sweep(tmp_path, argv), "--num-steps", "1")
+        assert "Serve it with `--speculative-algorithm EAGLE3 --speculative-num-steps 3" in text
+
+    def test_a_key_of_the_servers_own_is_sent_and_not_written_down(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        argv = tmp_path / "argv.txt"
+        code, _, err = run(capsys, *self.sweep(tmp_path, argv, api_key="s3cret"), "--", "--api-key", "s3cret")
+        assert (code, err.count("401")) == (0, 0)
+        assert not [path for path in (tmp_path / "out").glob("*.*") if b"s3cret" in path.read_bytes()]
 
     def test_servers_are_started_for_each_setting(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         argv = tmp_path / "argv.txt"
@@ -281,12 +395,20 @@ class TestCommand:
         return [*self.arguments(tmp_path / "out"), *models, "--python", str(python), "--num-steps", "1,3"]
 
 
-def standin_python(tmp_path: Path, argv: Path, accepted: str = "(steps,)", dies_with_steps: int = 0) -> Path:
+def standin_python(
+    tmp_path: Path,
+    argv: Path,
+    accepted: str = "(steps,)",
+    dies_with_steps: int = 0,
+    dies_under_load_with_steps: int = 0,
+    slower: float = 0.0,
+    api_key: str | None = None,
+) -> Path:
     """An executable in an interpreter's place: `-m sglang.launch_server ...` starts a stand-in server."""
     program = tmp_path / "launch_standin.py"
     program.write_text(
         f"""
-import socketserver, sys, time
+import os, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import standin_server
 with open({str(argv)!r}, "a") as file:
@@ -299,8 +421,13 @@ if steps and steps == {dies_with_steps}:
 port = int(flag("--port"))
 original = standin_server.ThreadingHTTPServer
 standin_server.ThreadingHTTPServer = lambda address, handler: original(("127.0.0.1", port), handler)
-algorithm, step_s = "EAGLE3" if steps else None, 0.004 + 0.0005 * steps
-with standin_server.serving(standin_server.StandIn(algorithm, steps, {accepted}, step_s)):
+algorithm, step_s = "EAGLE3" if steps else None, 0.004 + 0.0005 * steps + {slower} * bool(steps)
+class Server(standin_server.StandIn):
+    def events(self, body):
+        if steps and steps == {dies_under_load_with_steps}:
+            os._exit(1)
+        yield from super().events(body)
+with standin_server.serving(Server(algorithm, steps, {accepted}, step_s, api_key={api_key!r})):
     time.sleep(600)
 """
     )

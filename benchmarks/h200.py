@@ -241,7 +241,7 @@ def measure(half: Half, options: argparse.Namespace, scratch: Path) -> list[dict
 def interval(ratios: list[float]) -> tuple[list[float], float]:
     """Where the median lies, and with what confidence: order statistics, which assume no distribution.
 
-    The narrowest of at least 95 %, or all there is. The median is below the k-th smallest of n as often as a fair coin thrown n times
+    The narrowest of at least 95 %, or all there is. The median is below the k-th smallest of n as often as a coin thrown n times
     shows heads less than k times.
     """
     ordered, count = sorted(ratios), len(ratios)

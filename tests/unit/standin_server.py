@@ -72,7 +72,7 @@ _NEW = ("spec_correct_drafts_histogram", "spec_num_correct_drafts")
 
 
 @contextlib.contextmanager
-def serving(standin: StandIn) -> Iterator[StandIn]:
+def serving(standin: StandIn, port: int = 0) -> Iterator[StandIn]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -122,8 +122,11 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+
+    server = Server(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     standin.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from sglang_eagle3_plugin.bench.plan import Setting
 from sglang_eagle3_plugin.bench.store import Store
 from sglang_eagle3_plugin.cli.main import main
 from sglang_eagle3_plugin.errors import UserError
+from sglang_eagle3_plugin.server import generate, prompts
 from sglang_eagle3_plugin.server.acceptance import Acceptance
+from sglang_eagle3_plugin.server.address import client, parse
+from sglang_eagle3_plugin.server.generate import generate_all
 
 CHAIN_1, CHAIN_3 = Setting(1, 1, 2), Setting(1, 3, 4)
 
@@ -179,6 +184,48 @@ class TestVerdicts:
     def test_nothing_is_said_of_what_was_not_measured(self, tmp_path: Path) -> None:
         text, _ = self.report(tmp_path, baseline_1=(100,), baseline_4=(200,))
         assert "**No setting of EAGLE-3 was measured at 1 at once and more.**" in text
+
+
+class TestClient:
+    def test_as_many_requests_are_under_way_as_were_asked_for(self) -> None:
+        together = threading.Barrier(110, timeout=30)
+
+        class Waits(StandIn):
+            def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+                together.wait()
+                return super().events(body)
+
+        with serving(Waits()) as server, client(parse(server.url), timeout_s=60) as http:
+            answers = generate_all(http, [{"text": "x"}] * 110, at_once=110, max_tokens=4)
+        assert len(answers) == 110
+
+    @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+    def test_the_last_event_is_read_however_the_stream_is_cut(self, size: int) -> None:
+        events = [b'data: {"text": "' + b"x" * number + b'"}\n\n' for number in range(200)]
+        stream = b"".join(events) + b"data: [DONE]\n\n"
+        tail, longest = b"", 0
+        for start in range(0, len(stream), size):
+            tail = generate._last_two(tail + stream[start : start + size])
+            longest = max(longest, len(tail))
+        assert generate._last_event(tail) == {"text": "x" * 199}
+        assert longest < 3 * len(events[-1]) + size
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '{"messages": [{"role": "user"}]}',
+            '{"messages": "hello"}',
+            '{"text": "\\ud800 x"}',
+            '{"text": 3}',
+            '{"input_ids": [NaN]}',
+            '{"input_ids": []}',
+        ],
+    )
+    def test_a_prompt_that_a_server_would_stumble_over_is_named_by_its_line(self, line: str, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text('{"text": "a\u2028b"}\n\n' + line + "\n", encoding="utf-8")
+        with pytest.raises(UserError, match="line 3 of"):
+            prompts.from_file(path)
 
 
 class TestStore:
@@ -419,15 +466,13 @@ steps = int(flag("--speculative-num-steps", 0))
 if steps and steps == {dies_with_steps}:
     raise RuntimeError("no memory left for the draft")
 port = int(flag("--port"))
-original = standin_server.ThreadingHTTPServer
-standin_server.ThreadingHTTPServer = lambda address, handler: original(("127.0.0.1", port), handler)
 algorithm, step_s = "EAGLE3" if steps else None, 0.004 + 0.0005 * steps + {slower} * bool(steps)
 class Server(standin_server.StandIn):
     def events(self, body):
         if steps and steps == {dies_under_load_with_steps}:
             os._exit(1)
         yield from super().events(body)
-with standin_server.serving(Server(algorithm, steps, {accepted}, step_s, api_key={api_key!r})):
+with standin_server.serving(Server(algorithm, steps, {accepted}, step_s, api_key={api_key!r}), port):
     time.sleep(600)
 """
     )

@@ -38,8 +38,8 @@ _STRANGER_S = 3.0
 """How long something else may answer at the address before that is the result."""
 _OLD_LINES_S = 60.0
 """Without a process to tell by, log lines older than this when the wait begins are an earlier run's."""
-_QUIET_S = 5.0
-"""How long nothing may follow an uncaught exception, without a process to tell by, before that is the end."""
+_WRITER_S = 2.0
+"""How often it is looked who writes the log, without a process to tell by."""
 _BAD_ANSWERS = {"301", "302", "303", "307", "308", "400", "401", "403", "404", "405"}
 """What SGLang's ``/health`` never answers."""
 
@@ -114,7 +114,8 @@ class _Waiting:
         self.process = ProcessWatch(pid) if pid is not None else None
         self.log = LogFollower(log) if log is not None else None
         self.progress = LogProgress()
-        self.last_line = self.started
+        self.written = False
+        self.next_look = 0.0
         self.health = _Health(address, api_key)
         self.strange_since: float | None = None
         self.before: dict[str, float] | None = None
@@ -149,7 +150,8 @@ class _Waiting:
         if since is None:
             since = datetime.now() - timedelta(seconds=_OLD_LINES_S)
             # A server started again a moment ago appends to what the one before it left.
-            since = max(since, written_since(log.path) or since)
+            writer = written_since(log.path)
+            since, self.written = max(since, writer or since), writer is not None
         not_before = since - timedelta(seconds=1)  # stamps have whole seconds
         lines, modified = log.held()
         # Unstamped words are an interpreter's last ones, and a process that lives has not said them.
@@ -160,7 +162,6 @@ class _Waiting:
         if self.log:
             for line in self.log.lines():
                 self.progress.feed(line)
-                self.last_line = time.monotonic()
             if self.log.error:
                 raise UserError(f"the log {self.log.path} cannot be read ({self.log.error}); give --log a readable file")
 
@@ -169,14 +170,18 @@ class _Waiting:
             return death
         if self.progress.fatal:
             return self.progress.fatal
-        if (
-            self.progress.uncaught
-            and not self.process
-            and self.health.answer == "refused"
-            and time.monotonic() - self.last_line >= _QUIET_S
-        ):
+        if self.log and not self.process and self.health.answer == "refused" and self._writer_left(self.log):
             return self.progress.uncaught
         return self.health.hopeless or self._stranger()
+
+    def _writer_left(self, log: LogFollower) -> bool:
+        """Whether the last words are an exception, and who wrote them has gone: others log exceptions that they survive."""
+        if time.monotonic() < self.next_look:
+            return False
+        self.next_look = time.monotonic() + _WRITER_S
+        writes = written_since(log.path) is not None
+        self.written |= writes
+        return self.written and not writes and bool(self.progress.uncaught)
 
     def _stranger(self) -> str:
         """Why what answers (or does not) at the address cannot be the server that is waited for, or an empty string."""

@@ -273,7 +273,6 @@ class TestLog:
                 for clock in ("[2020-01-01 00:00:00] ", "[2099-12-31 23:59:59] ", "[2026-02-30 10:00:00] ")
             ),
             ("sglang serve: error: unrecognized arguments: --foo\n", "--foo"),
-            ("Traceback (most recent call last):\n  File ...\nOSError: /no/such/model is not a local folder\n", "/no/such/model"),
         ],
     )
     def test_what_is_written_during_the_wait_is_this_runs(self, tmp_path: Path, said: str, told: str) -> None:
@@ -283,6 +282,20 @@ class TestLog:
         result = wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=20)
         assert result.state == "failed"
         assert told in result.reason
+
+    @pytest.mark.parametrize("survives", [False, True])
+    def test_an_exception_is_the_end_when_its_writer_has_gone(self, tmp_path: Path, survives: bool) -> None:
+        log = tmp_path / "log"
+        after = "time.sleep(60)" if survives else ""
+        code = f"import sys, time, traceback\ntry: 1 / 0\nexcept: traceback.print_exc()\ntime.sleep(2.5)\n{after}"
+        with log.open("w") as written:
+            server = subprocess.Popen([sys.executable, "-c", code], stderr=written)
+        try:
+            result = wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=6)
+        finally:
+            server.kill()
+            server.wait()
+        assert (result.state, "ZeroDivisionError" in result.reason) == (("timeout", False) if survives else ("failed", True))
 
     def test_the_last_words_of_a_process_need_no_newline(self, tmp_path: Path) -> None:
         log = tmp_path / "log"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +19,7 @@ from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.rig import process
 from sglang_eagle3_plugin.server import prompts
 from sglang_eagle3_plugin.server.address import client, parse
-from sglang_eagle3_plugin.server.generate import Prompt, server_info
+from sglang_eagle3_plugin.server.generate import Prompt, ServerInfo, server_info
 from sglang_eagle3_plugin.server.wait import wait
 
 _REQUEST_S = 900.0
@@ -73,7 +71,7 @@ def run(job: Job, store: Store, logs: Path, say: Say) -> None:
     for case, setting in cases:
         if setting is not None and (why := _too_long(setting, job, store)):
             _skip_rest(case, job, store, why, say)
-        due = [batch for batch in job.batches if _is_due(case, batch, job, store)]
+        due = [batch for batch in job.batches if _is_due(case, batch, job, store, say)]
         if not due:
             continue
         try:
@@ -85,11 +83,22 @@ def run(job: Job, store: Store, logs: Path, say: Say) -> None:
             _skip_rest(case, job, store, f"its {error}", say, for_good=False)
 
 
-def _is_due(case: str, batch: int, job: Job, store: Store) -> bool:
+def _is_due(case: str, batch: int, job: Job, store: Store, say: Say) -> bool:
     if (case, batch) in store.skipped or len(store.of(case, batch)) >= job.repeats:
         return False
-    ratio = _ratio(store, case, batch)
-    return ratio is None or ratio >= _HOPELESS
+    for tried in (other for other in job.batches if other <= batch):
+        ratio = _ratio(store, case, tried)
+        if ratio is not None and ratio < _HOPELESS:
+            if not store.of(case, batch):
+                _leave_out(case, batch, tried, ratio, store, say)
+            return False
+    return True
+
+
+def _leave_out(case: str, batch: int, tried: int, ratio: float, store: Store, say: Say) -> None:
+    why = f"at batch {tried} it reached {ratio:.2f} of the baseline"
+    store.skip(case, batch, why)
+    say(f"{case}, batch {batch}: left out, {why}")
 
 
 def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Store, say: Say) -> None:
@@ -99,18 +108,8 @@ def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Sto
         raise UserError(
             f"{case}: its server at {http.base_url} {what}; give the baseline's server without a draft, the other with one"
         )
-    whole = job.prompts
-    if whole is None:
-        count = max(job.requests, 2 * max(job.batches))
-        whole = prompts.random_ids(count, 32, job.seed) if info.takes_ids_only else prompts.built_in()
-    ready, templated = prompts.for_server(http, whole)
-    if not templated:
-        say("prompts go in as plain text: this release's /tokenize takes no messages")
-    sent = hashlib.sha256(json.dumps(ready).encode()).hexdigest()[:16]
-    store.server(case, {**asdict(info), "prompts": sent})
-    if store.servers.get(BASELINE, {}).get("prompts", sent) != sent:
-        how = "its server makes other prompts of the messages than the baseline's"
-        raise UserError(f"{case}: {how}; give --prompts with input_ids")
+    store.server(case, asdict(info))
+    ready = _prompts(http, info, job, store, say)
     used = max(max(job.requests, 2 * batch) for batch in due)
     if job.prompts is not None and used < len(ready):
         say(f"the first {used} of {len(ready)} prompts are sent; raise --requests for more")
@@ -127,11 +126,24 @@ def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Sto
                 say(f"{case}: its server does not empty its prefix cache")
             ratio = _ratio(store, case, batch)
             if ratio is not None and ratio < _HOPELESS:
-                why = f"at batch {batch} it reached {ratio:.2f} of the baseline"
                 for larger in (other for other in job.batches if other > batch and not store.of(case, other)):
-                    store.skip(case, larger, why)
-                    say(f"{case}, batch {larger}: left out, {why}")
+                    _leave_out(case, larger, batch, ratio, store, say)
                 break
+
+
+def _prompts(http: httpx.Client, info: ServerInfo, job: Job, store: Store, say: Say) -> list[Prompt]:
+    """The same for every server: messages are templated once, by the first."""
+    if store.prompts is not None:
+        return store.prompts
+    if job.prompts is None and info.takes_ids_only:
+        return list(prompts.random_ids(max(job.requests, 2 * max(job.batches)), 32, job.seed))
+    whole = job.prompts if job.prompts is not None else prompts.built_in()
+    ready, templated = prompts.for_server(http, whole)
+    if not templated:
+        say("prompts go in as plain text: this release's /tokenize takes no messages")
+    if ready != whole:
+        store.keep_prompts(ready)
+    return ready
 
 
 def _chosen(ready: list[Prompt], batch: int, job: Job) -> list[Prompt]:

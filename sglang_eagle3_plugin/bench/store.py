@@ -30,6 +30,8 @@ class Store:
         self.measurements: list[Measurement] = []
         self.skipped: dict[tuple[str, int], str] = {}
         self.servers: dict[str, dict[str, Any]] = {}
+        self.prompts: list[Any] | None = None
+        """What messages became in the baseline's chat template: the same for every server, and on another day."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._alone = Alone(directory)  # two at once would measure each other
@@ -73,6 +75,11 @@ class Store:
         self.servers[case] = dict(said)
         self._write({"server": [case, dict(said)]})
 
+    def keep_prompts(self, prompts: list[Any]) -> None:
+        """Keep what is sent to every server from now on."""
+        self.prompts = prompts
+        self._write({"prompts": prompts})
+
     def of(self, case: str, batch: int) -> list[Measurement]:
         """The measurements of a case at a batch size, in the order of their repeats."""
         return sorted((m for m in self.measurements if m.case == case and m.batch == batch), key=lambda m: m.repeat)
@@ -87,6 +94,8 @@ class Store:
         elif "skip" in line:
             case, batch, why = line["skip"]
             self.skipped[case, batch] = why
+        elif "prompts" in line:
+            self.prompts = line["prompts"]
         elif "server" in line:
             case, said = line["server"]
             self.servers[case] = said
@@ -97,7 +106,8 @@ class Store:
         if data and not data.startswith(b'{"identity": {'[: len(data)]):
             raise ValueError("its first line names no run")
         if not data and (others := sorted(path.name for path in self.path.parent.glob("report.*"))):
-            raise UserError(f"{self.path.parent} holds {', '.join(others)} of something else; give --out another directory")
+            told = f"{', '.join(others)} and no {self.path.name} that says whose it is"
+            raise UserError(f"{self.path.parent} holds {told}; give --out another directory")
         # A last line that was torn off was never reported.
         whole = data[: data.rfind(b"\n") + 1]
         first, *others_ = [json.loads(line) for line in whole.decode().splitlines()] or [{"identity": {}}]

@@ -128,10 +128,13 @@ def _identity(job: run.Job, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files(directory: Path) -> str:
-    """Tells a checkpoint from one trained since in its place: names, sizes and times."""
-    found = sorted(path for path in directory.glob("*") if path.is_file())
-    said = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    """Tells a checkpoint from one trained since in its place: its JSON files, names, sizes and times of its weights."""
+    said = hashlib.sha256()
+    for path in sorted(directory.glob("*.json")):
+        said.update(path.read_bytes())
+    for path in sorted(path for path in directory.glob("*") if path.suffix in (".safetensors", ".bin", ".pt")):
+        said.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    return said.hexdigest()[:16]
 
 
 def _draw(found: report.Findings, path: Path) -> str | None:

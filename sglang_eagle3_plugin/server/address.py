@@ -93,19 +93,26 @@ def client(address: Address, *, timeout_s: float, api_key: str | None = None) ->
     if api_key and not (api_key.isascii() and api_key.isprintable()):
         raise UserError("the API key holds characters that a request can't carry; check --api-key and SGLANG_API_KEY")
     proxies = getproxies_environment()
-    outside = not (address.is_loopback or proxy_bypass(address.host, proxies))
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    outside = not (address.is_loopback or proxy_bypass(f"{host}:{address.port}", proxies) or proxy_bypass(address.host, proxies))
     proxy = (proxies.get(address.scheme) or proxies.get("all")) if outside else None
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # `bench` decides how many are under way
     verify = _certificates() if address.scheme == "https" else True
     try:
-        through = {"all://": httpx.HTTPTransport(proxy=httpx.Proxy(proxy), verify=verify)} if proxy else None
+        through = None
+        if proxy:
+            named = httpx.Proxy(proxy if "://" in proxy else f"http://{proxy}")
+            through = {"all://": httpx.HTTPTransport(proxy=named, verify=verify, limits=limits)}
     except (ImportError, ValueError, httpx.InvalidURL) as error:
-        named = f"{address.scheme.upper()}_PROXY or ALL_PROXY"
-        raise UserError(f"the proxy that {named} names can't be used ({error}); mend it, or set NO_PROXY={address.host}") from error
+        variable = f"{address.scheme.upper()}_PROXY or ALL_PROXY"
+        raise UserError(
+            f"the proxy that {variable} names can't be used ({error}); mend it, or set NO_PROXY={address.host}"
+        ) from error
     return httpx.Client(
         base_url=address.url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),  # `bench` decides how many are under way
+        limits=limits,
         mounts=through,
         verify=verify,
         trust_env=False,

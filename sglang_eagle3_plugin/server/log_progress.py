@@ -34,11 +34,11 @@ _FATAL = re.compile(
     r"|Child process unexpectedly failed"
     r"|error while attempting to bind on address"
     r"|(?:launch_server(?:\.py)?|sglang(?: serve)?): error: "  # argparse; 0.5.13 names itself `sglang serve` either way
-    r"|: No module named '?sglang\b"
+    r"|^\S*python\S*: No module named '?sglang"
 )
 _KILLED = re.compile(r"(?:exit code|Exit code|terminated with|exitcode)\W*(-\d+)")
 _SECRET = re.compile(r"""((?:api_?key|token|password|secret)['"]?\s*[=:]\s*)(['"])[^'"]+\2""", re.IGNORECASE)
-_SECRET_FLAG = re.compile(r"(--[\w-]*(?:api-key|token|password|secret)[= ])(?!-)\S+", re.IGNORECASE)
+_SECRET_FLAG = re.compile(r"((?<![\w-])--[\w-]{0,40}?(?:api-key|token|password|secret)[= ])(?!-)\S+", re.IGNORECASE)
 _HARMLESS = re.compile(r"^(?:Exception ignored in|Exception in thread|Task exception was never retrieved|Process \S+:)")
 """Before a traceback that ends no launcher."""
 
@@ -82,7 +82,12 @@ class LogProgress:
             not_before: when this run can have begun, in local time. A line without a stamp is as old as the one before it.
             unstamped_too: whether the lines before the first stamp can be this run's.
         """
+        lines = list(lines)
         ours = unstamped_too
+        if not any(_STAMP.match(line) for line in lines):
+            # Another's stamps, such as a container's, or none: what follows the last start's first line is the last run's.
+            starts = [number for number, line in enumerate(lines) if "server_args=" in line]
+            lines, ours = (lines[starts[-1] :], True) if starts else (lines, ours)
         for line in lines:
             if (at := _time(line)) is not None:
                 ours = at >= not_before
@@ -152,6 +157,8 @@ class LogProgress:
             self.fatal = _blanked(text.strip().splitlines()[0])[:300]
 
     def _traceback(self, text: str, *, stamped: bool) -> None:
+        if stamped:
+            self._harmless = False
         if _HARMLESS.match(text):
             self._harmless = True
         elif "Traceback (most recent call last)" in text:
@@ -162,7 +169,6 @@ class LogProgress:
             if re.match(r"[A-Za-z_][\w.]*(?::|$)", text):
                 self.exception = _blanked(text.strip())[:500]
                 self.uncaught = "" if self._harmless else self.exception
-            self._harmless = False
         if self.fatal and (killed := _KILLED.search(text)):
             self.exit_status = int(killed.group(1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -79,21 +80,33 @@ class ProcessWatch:
         return _count(self._cgroup) if self._cgroup is not None else 0
 
 
-def written_since(path: Path) -> datetime | None:
-    """When the first of this user's processes that have a file open for writing started, in local time; None if none has."""
+def writers(path: Path) -> list[int]:
+    """Those of this user's processes that have a file open for writing."""
     try:
         wanted = path.stat()
     except OSError:
-        return None
-    started = []
-    for pid, one in everyone():
+        return []
+    writing = []
+    for pid, _ in everyone():
         try:
             for fd in (PROC / str(pid) / "fd").iterdir():
                 found = fd.stat()
                 if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) and _writes(pid, fd.name):
-                    started.append(one.started)
+                    writing.append(pid)
+                    break
         except OSError:
             continue
+    return writing
+
+
+def server_started(pids: list[int]) -> datetime | None:
+    """When the first of these processes that SGLang's name is in started, in local time: a copier of a log is none."""
+    started = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            one = stat(pid)
+            if one is not None and b"sglang" in (PROC / str(pid) / "cmdline").read_bytes():
+                started.append(one.started)
     return _clock(min(started)) if started else None
 
 

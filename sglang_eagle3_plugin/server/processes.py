@@ -12,6 +12,8 @@ from sglang_eagle3_plugin.interpreter import Program, program
 from sglang_eagle3_plugin.procfs import PROC, everyone
 from sglang_eagle3_plugin.server import address
 
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 
 def tree(pid: int) -> list[int]:
     """The process, its descendants, and those ancestors that are SGLang's own, in ascending order.
@@ -138,12 +140,8 @@ def _is_ours(host: str) -> bool:
 
 
 def _listening_inodes(host: str, port: int) -> list[str]:
-    """Of the sockets that listen on the port: at this very address, else at all, else at any (a name may mean several)."""
-    at: dict[str, list[str]] = {"exactly": [], "all": [], "any": []}
-    try:
-        wanted: object = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        wanted = None
+    """Of the sockets that listen on the port, those that a connection to the host would reach, else any."""
+    at: dict[_Ip, list[str]] = {}
     for table in ("tcp", "tcp6"):
         try:
             lines = (PROC / "net" / table).read_text().splitlines()[1:]
@@ -153,12 +151,26 @@ def _listening_inodes(host: str, port: int) -> list[str]:
             words = line.split()
             digits, _, number = words[1].rpartition(":")
             if words[3] == "0A" and int(number, 16) == port:
-                own = _address(digits)
-                at["exactly" if own == wanted else "all" if own.is_unspecified else "any"].append(words[9])
-    return at["exactly"] or at["all"] or at["any"]
+                at.setdefault(_address(digits), []).append(words[9])
+    for wanted in _addresses(host):
+        # The very address comes before all of its family, and a socket for all of IPv6 takes IPv4 too, as a rule.
+        everywhere = [ipaddress.ip_address("::")] if wanted.version == 6 else list(map(ipaddress.ip_address, ("0.0.0.0", "::")))  # noqa: S104
+        for own in (wanted, *everywhere):
+            if own in at:
+                return at[own]
+    return [inode for inodes in at.values() for inode in inodes]
 
 
-def _address(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _addresses(host: str) -> list[_Ip]:
+    """Of a host, in the order in which a connection tries them."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
+
+
+def _address(digits: str) -> _Ip:
     """Read an address of /proc/net/tcp: words of 32 bits, each in the machine's own order of bytes."""
     words = [int(digits[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(digits), 8)]
     found = ipaddress.ip_address(b"".join(words))

@@ -54,19 +54,19 @@ def _fault(prompt: dict[str, Any]) -> str:
     """What a server would stumble over, or an empty string."""
     if "input_ids" in prompt:
         ids = prompt["input_ids"]
-        good = isinstance(ids, list) and ids and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids)
+        good = isinstance(ids, list) and ids and all(type(one) is int and 0 <= one < 1 << 31 for one in ids)
         return "" if good else "'input_ids' is no list of token ids"
     if "text" in prompt:
-        texts = [prompt["text"]]
+        if not isinstance(prompt["text"], str):
+            return "'text' is no string"
     else:
         messages = prompt["messages"]
-        if not (isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)):
+        good = isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)
+        # The content may be a list of parts, or null beside calls of tools.
+        if not good or not all(isinstance(one.get("role"), str) and "content" in one for one in messages):
             return "'messages' is no list of objects with 'role' and 'content'"
-        texts = [one.get(key) for one in messages for key in ("role", "content")]
-    if not all(isinstance(text, str) for text in texts):
-        return "'text', and 'role' and 'content' of a message, must be strings"
     try:
-        "".join(texts).encode()
+        json.dumps(prompt, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return "half a surrogate pair is no text"
     return ""
@@ -95,8 +95,14 @@ def for_server(http: httpx.Client, prompts: list[dict[str, Any]]) -> tuple[list[
             continue
         ids = _templated(http, prompt["messages"]) if templated else None
         templated = ids is not None
-        ready.append({"input_ids": ids} if ids else {"text": "\n".join(str(message["content"]) for message in prompt["messages"])})
+        ready.append({"input_ids": ids} if ids else {"text": "\n".join(map(_plain, prompt["messages"]))})
     return ready, templated
+
+
+def _plain(message: dict[str, Any]) -> str:
+    content = message["content"] or ""
+    parts = [part.get("text", "") for part in content if isinstance(part, dict)] if isinstance(content, list) else [content]
+    return "\n".join(map(str, parts))
 
 
 def _templated(http: httpx.Client, messages: list[dict[str, str]]) -> list[int] | None:

@@ -22,7 +22,7 @@ from sglang_eagle3_plugin.server import processes, start_times
 from sglang_eagle3_plugin.server.address import Address, client
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 from sglang_eagle3_plugin.server.log_progress import LogProgress
-from sglang_eagle3_plugin.server.process_watch import ProcessWatch, written_since
+from sglang_eagle3_plugin.server.process_watch import ProcessWatch, server_started, writers
 
 _LOOK_S = 0.2
 """How often the process and the log are looked at."""
@@ -38,6 +38,8 @@ _STRANGER_S = 3.0
 """How long something else may answer at the address before that is the result."""
 _OLD_LINES_S = 60.0
 """Without a process to tell by, log lines older than this when the wait begins are an earlier run's."""
+_OLD_WORDS_S = 600.0
+"""The same of a log that nobody writes any more."""
 _WRITER_S = 2.0
 """How often it is looked who writes the log, without a process to tell by."""
 _BAD_ANSWERS = {"301", "302", "303", "307", "308", "400", "401", "403", "404", "405"}
@@ -150,13 +152,16 @@ class _Waiting:
         if since is None:
             since = datetime.now() - timedelta(seconds=_OLD_LINES_S)
             # A server started again a moment ago appends to what the one before it left.
-            writer = written_since(log.path)
-            since, self.written = max(since, writer or since), writer is not None
+            writing = writers(log.path)
+            since, self.written = max(since, server_started(writing) or since), bool(writing)
         not_before = since - timedelta(seconds=1)  # stamps have whole seconds
         lines, modified = log.held()
         # Unstamped words are an interpreter's last ones, and a process that lives has not said them.
         ended = not self.process or bool(self.process.death())
-        self.progress.catch_up(lines, not_before=not_before, unstamped_too=ended and datetime.fromtimestamp(modified) >= not_before)
+        fresh = datetime.fromtimestamp(modified) >= not_before
+        last_words = not self.process and not self.written and time.time() - modified < _OLD_WORDS_S
+        if fresh or last_words:
+            self.progress.catch_up(lines, not_before=not_before, unstamped_too=ended)
 
     def _read_log(self) -> None:
         if self.log:
@@ -179,7 +184,7 @@ class _Waiting:
         if time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + _WRITER_S
-        writes = written_since(log.path) is not None
+        writes = bool(writers(log.path))
         self.written |= writes
         return self.written and not writes and bool(self.progress.uncaught)
 

@@ -331,9 +331,22 @@ class TestCommand:
 
     def test_servers_that_template_messages_otherwise(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         with serving(StandIn(algorithm=None, templates=False)) as plain, serving(StandIn()) as eagle:
-            code, _, err = run(capsys, *self.arguments(tmp_path, "--baseline-url", plain.url, "--eagle-url", eagle.url))
-        assert code == 2
-        assert "makes other prompts of the messages" in err
+            urls = ["--baseline-url", plain.url, "--eagle-url", eagle.url]
+            run(capsys, *self.arguments(tmp_path, *urls))
+            plain.templates = True  # and on another day, with another date in the template
+            code, _, _ = run(capsys, *self.arguments(tmp_path, *urls, "--repeats", "3"))
+        assert code != 2
+        texts = [{body.get("text") for body in server.sent} for server in (plain, eagle)]
+        assert texts[0] == texts[1] != {None}
+
+    def test_a_batch_size_is_added_to_a_server_without_a_tokenizer(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        with serving(StandIn(algorithm=None, ids_only=True)) as plain, serving(StandIn(ids_only=True)) as eagle:
+            urls = ["--baseline-url", plain.url, "--eagle-url", eagle.url]
+            run(capsys, *self.arguments(tmp_path, *urls))
+            assert run(capsys, *self.arguments(tmp_path, *urls, "--batch", "1,2,4"))[0] != 2
+            assert len({tuple(body["input_ids"]) for body in eagle.sent}) == 8
 
     def test_measurements_of_another_server_are_not_gone_on_with(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         with serving(StandIn(algorithm=None)) as plain, serving(StandIn()) as eagle:
@@ -374,8 +387,9 @@ class TestCommand:
         argv = tmp_path / "argv.txt"
         run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02))
         started = len(argv.read_text().splitlines())
-        run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02))
-        assert len(argv.read_text().splitlines()) == started
+        _, text, _ = run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02), "--batch", "1,2,3")
+        assert len(argv.read_text().splitlines()) == started + 1, "the baseline's alone"
+        assert "3 at once: at batch 1 it reached" in text
 
     def test_flags_are_told_of_a_setting_of_an_earlier_call(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         argv = tmp_path / "argv.txt"

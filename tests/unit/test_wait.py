@@ -19,6 +19,7 @@ from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from sglang_eagle3_plugin.cli.main import main
@@ -257,7 +258,7 @@ class TestLog:
         log.write_text(f"{stamp()}] Scheduler hit an exception: Traceback (most recent call last):\nValueError: before\n")
         time.sleep(2.5)
         with log.open("a") as appended:
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=appended)
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "sglang"], stdout=appended)
         try:
             assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=1).state == "timeout"
         finally:
@@ -331,6 +332,64 @@ class TestLog:
         log.write_text(line * 300_000)
         with standin(lambda _: 200) as (url, _):
             assert wait(parse(url), log=log, timeout_s=20).state == "ready"
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "Ignore import error when loading sglang.srt.models.foo: No module named 'sglang.srt.layers.bar'",
+            "compile worker 3 terminated with 0",
+        ],
+    )
+    def test_what_a_start_survives_is_not_its_end(self, line: str) -> None:
+        progress = LogProgress()
+        progress.feed(f"{stamp()}] {line}")
+        assert not progress.fatal
+
+    @pytest.mark.parametrize("before", ["Exception in thread Thread-1 (f):", "Process SpawnProcess-1:"])
+    def test_a_chain_of_exceptions_that_ended_no_launcher(self, before: str) -> None:
+        progress = LogProgress()
+        for line in (
+            before,
+            "Traceback (most recent call last):",
+            "  File",
+            "KeyError: 1",
+            "",
+            "During handling of ...:",
+            "",
+            "Traceback (most recent call last):",
+            "ValueError: 2",
+        ):
+            progress.feed(line)
+        assert (progress.uncaught, progress.exception) == ("", "ValueError: 2")
+
+    def test_a_log_with_another_programs_stamps_is_read_from_its_last_start(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        lines = (
+            "server_args=ServerArgs(model_path='m')",
+            "Scheduler hit an exception: Traceback (most recent call last):",
+            "ValueError: x",
+        )
+        log.write_text("".join(f"2026-11-30T05:00:00.000Z [2026-11-30 05:00:00] {line}\n" for line in lines))
+        with process("import time; time.sleep(60)") as child:
+            assert wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, log=log, timeout_s=5).state == "failed"
+
+    def test_a_log_that_is_copied_from_elsewhere_is_as_old_as_its_stamps(self, tmp_path: Path) -> None:
+        remote, log = tmp_path / "remote", tmp_path / "log"
+        remote.write_text(f"{stamp()}] Scheduler hit an exception: Traceback (most recent call last):\nValueError: x\n")
+        time.sleep(2.5)
+        with log.open("w") as copied:
+            copier = subprocess.Popen(["tail", "-n", "+1", "-f", str(remote)], stdout=copied)
+        try:
+            time.sleep(0.3)
+            assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=5).state == "failed"
+        finally:
+            copier.kill()
+            copier.wait()
+
+    def test_a_line_of_dashes_takes_no_time(self) -> None:
+        progress = LogProgress()
+        progress.feed("-" * 60_000)
+        assert len(progress.recent) == 1
 
     def test_what_a_shell_traced_is_blanked(self) -> None:
         progress = LogProgress()
@@ -466,6 +525,7 @@ class TestCommandLine:
         [
             ("ALL_PROXY", "foo://bar", "HTTP_PROXY or ALL_PROXY"),
             ("HTTP_PROXY", "socks9://127.0.0.1:1", "HTTP_PROXY or ALL_PROXY"),
+            ("HTTP_PROXY", "http://h:port", "HTTP_PROXY or ALL_PROXY"),
             ("SGLANG_API_KEY", "k\xe9y", "SGLANG_API_KEY"),
         ],
     )
@@ -484,6 +544,22 @@ class TestCommandLine:
     def test_what_people_write_into_no_proxy(self, listed: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_PROXY", listed)
         client(parse("http://192.0.2.1:30000"), timeout_s=1).close()
+
+    @pytest.mark.parametrize(
+        ("listed", "proxied"),
+        [("", True), ("other", True), ("10.255.255.1", False), ("10.255.255.1:30000", False), ("*", False)],
+    )
+    def test_a_proxy_without_a_scheme_and_what_goes_past_it(
+        self, listed: str, proxied: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for other in ("HTTP_PROXY", "ALL_PROXY", "all_proxy", "no_proxy"):
+            monkeypatch.delenv(other, raising=False)
+        with standin(lambda _: 200) as (url, asked):
+            monkeypatch.setenv("http_proxy", url.removeprefix("http://"))
+            monkeypatch.setenv("NO_PROXY", listed)
+            with client(parse("http://10.255.255.1:30000"), timeout_s=0.5) as http, contextlib.suppress(httpx.HTTPError):
+                http.get("/health")
+        assert bool(asked) is proxied
 
     def test_certificates_that_are_not_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,15 @@ def make(root: Path, asked: argparse.Namespace) -> None:
         draft(root / "good", asked, [1, third + 1, 2 * third], good=True)
         draft(root / "edges", asked, None, good=True)
         draft(root / "random", asked, [1, third + 1, 2 * third], good=False)
+
+
+def at(root: Path, layers: int, hidden: int, vocab: int = 32768) -> Path:
+    """Where they are, made first where they are lacking: in a process of its own, which gives the device's memory back."""
+    if not (root / "random" / "config.json").exists():
+        shape = {"--layers": layers, "--hidden": hidden, "--vocab": vocab}
+        words = [str(word) for pair in shape.items() for word in pair]
+        subprocess.run([sys.executable, __file__, str(root), *words], check=True)
+    return root
 
 
 def options(parser: argparse.ArgumentParser) -> None:

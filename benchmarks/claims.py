@@ -291,13 +291,13 @@ def record(place: Path, name: str, told: Figures) -> None:
 
 def run(claims: tuple[Claim, ...], names: list[str], place: Path) -> int:
     """Measure those named, or all; go on where one fails."""
-    if unknown := set(names) - {claim.name for claim in claims if not claim.record}:
-        known = ", ".join(claim.name for claim in claims if not claim.record)
-        print(f"{', '.join(sorted(unknown))}: no such measurement; name some of {known}", file=sys.stderr)
+    measured = {claim.name: claim for claim in claims if not claim.record}
+    if unknown := set(names) - measured.keys():
+        print(f"{', '.join(sorted(unknown))}: no such measurement; name some of {', '.join(measured)}", file=sys.stderr)
         return 2
     failed = []
-    for claim in claims:
-        if claim.record or (names and claim.name not in names):
+    for claim in measured.values():
+        if names and claim.name not in names:
             continue
         print(f"{claim.name}: {_shown(claim)}", flush=True)
         try:
@@ -399,12 +399,12 @@ def main() -> int:
     if asked.what == "cpu":
         code = run(CPU, asked.names, RESULTS)
     if asked.what == "take":
-        if not any((asked.place / f"{claim.name}.json").exists() for claim in H200):
+        brought = {claim.file: path for claim in H200 if (path := asked.place / f"{claim.file}.json").exists()}
+        if not brought:
             print(f"{asked.place} holds no record of claims.py h200", file=sys.stderr)
             return 2
-        for claim in H200:
-            if not claim.record and (asked.place / f"{claim.name}.json").exists():
-                record(RESULTS, claim.name, json.loads((asked.place / f"{claim.name}.json").read_text(encoding="utf-8")))
+        for name, path in brought.items():
+            record(RESULTS, name, json.loads(path.read_text(encoding="utf-8")))
     for path, text in pages().items():
         if asked.what == "render" and asked.check:
             if not path.exists() or path.read_text(encoding="utf-8") != text:

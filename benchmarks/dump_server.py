@@ -163,14 +163,6 @@ def plain_write(directory, size):
     return {"bytes": total, "bytes_s": total / seconds}
 
 
-def made():
-    """The target of `big_models.py`, made where it is lacking."""
-    models = Path(tempfile.gettempdir(), "eagle3-dump-models")
-    if not (models / "random" / "config.json").exists():
-        subprocess.run([sys.executable, big_models.__file__, str(models), "--layers", "12", "--hidden", "4096"], check=True)
-    return models / "target"
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -181,7 +173,8 @@ def main():
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--stages", default="off,memory,disk,write,drop,lists,save,save-fsync,memory-save,fp8,memory-fp8")
     options = parser.parse_args()
-    target = str(options.target or made())
+    models = Path(tempfile.gettempdir(), "eagle3-dump-models")
+    target = str(options.target or big_models.at(models, layers=12, hidden=4096) / "target")
     prompts = [[(i * 131 + j * 17) % 30000 for j in range(options.length)] for i in range(options.prompts)]
     site = tempfile.mkdtemp()
     Path(site, "sitecustomize.py").write_text(SYNCHRONOUS)

@@ -280,10 +280,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--engine", default="{}", help="further engine arguments, JSON")
     options = parser.parse_args()
-    if not (options.models / "random" / "config.json").exists():
-        shape = {"--layers": LAYERS, "--hidden": options.hidden, "--vocab": options.vocab}
-        argv = [word for flag, number in shape.items() for word in (flag, str(number))]
-        subprocess.run([sys.executable, big_models.__file__, str(options.models), *argv], check=True)
+    big_models.at(options.models, LAYERS, options.hidden, options.vocab)
     with tempfile.TemporaryDirectory() as scratch:
         rows = [told for which, half in enumerate(HALVES) for told in measure(half, options, Path(scratch, str(which)))]
         dumped = sum(path.is_file() for path in Path(scratch).rglob("dump/**/*"))

@@ -17,9 +17,10 @@ _LOW_FIRST = 0.4
 _RARE = 0.1
 """A position accepted in fewer steps than this is not worth drafting."""
 _ENOUGH_RUNS = 3
-_CLEAR = 0.7
+CLEAR = 0.7
 """Fewer runs than that settle only what is beyond this ratio, one way or the other: two runs of equals lie apart by chance alone
-in one case of three. Of n runs each, that is 2 / C(2n, n): one in ten for 3, one in 126 for 5."""
+in one case of three. Of n runs each, that is 2 / C(2n, n): one in ten for 3, one in 126 for 5. A setting that reaches less of the
+baseline gets no further run, and no larger batch, where drafting pays less."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ def with_draft_shares(found: Sequence[Row]) -> list[Row]:
 
 def gains(row: Row) -> bool:
     """Whether a case beats the baseline beyond the ranges: its slowest run is faster than the baseline's fastest."""
-    return row.ratio is not None and row.ratio[1] > 1 and (row.repeats >= _ENOUGH_RUNS or row.ratio[0] > 1 / _CLEAR)
+    return row.ratio is not None and row.ratio[1] > 1 and (row.repeats >= _ENOUGH_RUNS or row.ratio[0] > 1 / CLEAR)
 
 
 def loses(row: Row) -> bool:
     """Whether a case is slower than the baseline beyond the ranges. One that neither gains nor loses is undecided."""
-    return row.ratio is not None and row.ratio[2] < 1 and (row.repeats >= _ENOUGH_RUNS or row.ratio[0] < _CLEAR)
+    return row.ratio is not None and row.ratio[2] < 1 and (row.repeats >= _ENOUGH_RUNS or row.ratio[0] < CLEAR)
 
 
 def best(found: Sequence[Row], batch: int) -> Row:
@@ -129,12 +130,16 @@ def why_it_loses(row: Row, *, graphs_off: bool, smallest: Row | None = None) -> 
     return reasons
 
 
+def ratio(own: Sequence[Measurement], baseline: Sequence[Measurement]) -> tuple[float, float, float]:
+    """Throughput against the baseline's: of the medians, and the least and the most that the ranges allow."""
+    speed, base = (_spread([m.tokens_per_s for m in runs]) for runs in (own, baseline))
+    return speed[0] / base[0], speed[1] / base[2], speed[2] / base[1]
+
+
 def _row(case: str, batch: int, own: list[Measurement], baseline: list[Measurement]) -> Row:
-    speed, is_baseline = _spread([m.tokens_per_s for m in own]), case == BASELINE
-    ratio = step_cost = same = None
+    is_baseline = case == BASELINE
+    step_cost = same = None
     if baseline:
-        base = _spread([m.tokens_per_s for m in baseline])
-        ratio = (speed[0] / base[0], speed[1] / base[2], speed[2] / base[1])
         step_cost = median(m.step_s for m in own) / median(m.step_s for m in baseline)
         pairs = list(zip(own[0].digests, baseline[0].digests, strict=False))
         same = sum(a == b for a, b in pairs) / len(pairs)
@@ -142,10 +147,10 @@ def _row(case: str, batch: int, own: list[Measurement], baseline: list[Measureme
         case=case,
         batch=batch,
         repeats=min(len(own), len(baseline)) if baseline else len(own),
-        tokens_per_s=speed,
+        tokens_per_s=_spread([m.tokens_per_s for m in own]),
         ttft_s=_spread([m.ttft_s for m in own]),
         step_s=median(m.step_s for m in own),
-        ratio=None if is_baseline else ratio,
+        ratio=ratio(own, baseline) if baseline and not is_baseline else None,
         acceptance=acceptance.total(m.acceptance for m in own),
         step_cost=None if is_baseline else step_cost,
         same_answers=None if is_baseline else same,

@@ -111,7 +111,7 @@ def as_markdown(found: Findings, plot: str | None = None) -> str:
         lines += [f"![throughput against the baseline, acceptance by position]({plot})", ""]
     if found.skipped:
         lines += ["## Left out", "", *(f"- {case}, {batch} at once: {why}" for (case, batch), why in found.skipped.items()), ""]
-    notes = [note.replace(_EMPTIED, _EMPTIED if found.flushed else _NOT_EMPTIED) for note in _NOTES]
+    notes = _NOTES if found.flushed else [note.replace(_EMPTIED, _NOT_EMPTIED) for note in _NOTES]
     return "\n".join([*lines, *notes, ""])
 
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import httpx
 
+from sglang_eagle3_plugin.bench import analyse
 from sglang_eagle3_plugin.bench.measure import measure, warm_up
 from sglang_eagle3_plugin.bench.plan import BASELINE, Setting
 from sglang_eagle3_plugin.bench.store import Store
@@ -25,8 +25,6 @@ from sglang_eagle3_plugin.server.wait import wait
 _REQUEST_S = 900.0
 _DEATH_S = 10.0
 """A request breaks off before its server is gone: how long to find out."""
-_HOPELESS = 0.7
-"""A setting that reaches less than this of the baseline is not tried with larger batches, where drafting pays less."""
 _USELESS_POSITION = 0.05
 """When a chain's last position is accepted in fewer steps than this, a longer chain cannot be worth its step."""
 
@@ -71,33 +69,37 @@ def run(job: Job, store: Store, logs: Path, say: Say) -> None:
     for case, setting in cases:
         if setting is not None and (why := _too_long(setting, job, store)):
             _skip_rest(case, job, store, why, say)
-        due = [batch for batch in job.batches if _is_due(case, batch, job, store, say)]
-        if not due:
-            continue
-        try:
-            with _server(case, setting, job, logs, say) as http:
-                _batches(http, case, due, job, store, say)
-        except _ServerFailedError as error:
-            if case == BASELINE:
-                raise UserError(f"the baseline's {error}") from error
-            _skip_rest(case, job, store, f"its {error}", say, for_good=False)
+        due = [batch for batch in job.batches if _is_due(case, batch, job, store)]
+        if due:
+            try:
+                with _server(case, setting, job, logs, say) as http:
+                    _batches(http, case, due, job, store, say)
+            except _ServerFailedError as error:
+                if case == BASELINE:
+                    raise UserError(f"the baseline's {error}") from error
+                _skip_rest(case, job, store, f"its {error}", say, for_good=False)
+        for batch in job.batches:
+            if not store.of(case, batch) and (case, batch) not in store.skipped and (why := _hopeless(case, batch, job, store)):
+                _leave_out(case, batch, why, store, say)
 
 
-def _is_due(case: str, batch: int, job: Job, store: Store, say: Say) -> bool:
-    if (case, batch) in store.skipped or len(store.of(case, batch)) >= job.repeats:
-        return False
+def _is_due(case: str, batch: int, job: Job, store: Store) -> bool:
+    missing = (case, batch) not in store.skipped and len(store.of(case, batch)) < job.repeats
+    return missing and not _hopeless(case, batch, job, store)
+
+
+def _hopeless(case: str, batch: int, job: Job, store: Store) -> str:
+    """Why a batch size is not worth another run, by itself or a smaller one; or an empty string."""
     for tried in (other for other in job.batches if other <= batch):
-        ratio = _ratio(store, case, tried)
-        if ratio is not None and ratio < _HOPELESS:
-            if not store.of(case, batch):
-                _leave_out(case, batch, tried, ratio, store, say)
-            return False
-    return True
+        own, baseline = store.of(case, tried), store.of(BASELINE, tried)
+        ratio = analyse.ratio(own, baseline)[0] if own and baseline else 1.0
+        if ratio < analyse.CLEAR:
+            return f"at batch {tried} it reached {ratio:.2f} of the baseline"
+    return ""
 
 
-def _leave_out(case: str, batch: int, tried: int, ratio: float, store: Store, say: Say) -> None:
-    why = f"at batch {tried} it reached {ratio:.2f} of the baseline"
-    store.skip(case, batch, why)
+def _leave_out(case: str, batch: int, why: str, store: Store, say: Say, *, for_good: bool = True) -> None:
+    store.skip(case, batch, why, for_good=for_good)
     say(f"{case}, batch {batch}: left out, {why}")
 
 
@@ -114,21 +116,17 @@ def _batches(http: httpx.Client, case: str, due: list[int], job: Job, store: Sto
     if job.prompts is not None and used < len(ready):
         say(f"the first {used} of {len(ready)} prompts are sent; raise --requests for more")
     for batch in due:
-        if (case, batch) in store.skipped:
+        if not _is_due(case, batch, job, store):
             continue
         chosen = _chosen(ready, batch, job)
         say(f"{case}, batch {batch}: warm-up")
         warm_up(http, chosen, batch, job.max_tokens)
-        for repeat in range(len(store.of(case, batch)), job.repeats):
+        while _is_due(case, batch, job, store):
+            repeat = len(store.of(case, batch))
             say(f"{case}, batch {batch}: run {repeat + 1} of {job.repeats}")
             store.add(measure(http, chosen, case, batch, repeat, job.max_tokens))
             if not store.measurements[-1].flushed:
                 say(f"{case}: its server does not empty its prefix cache")
-            ratio = _ratio(store, case, batch)
-            if ratio is not None and ratio < _HOPELESS:
-                for larger in (other for other in job.batches if other > batch and not store.of(case, other)):
-                    _leave_out(case, larger, batch, ratio, store, say)
-                break
 
 
 def _prompts(http: httpx.Client, info: ServerInfo, job: Job, store: Store, say: Say) -> list[Prompt]:
@@ -152,13 +150,6 @@ def _chosen(ready: list[Prompt], batch: int, job: Job) -> list[Prompt]:
     return [ready[i % len(ready)] for i in range(count)]
 
 
-def _ratio(store: Store, case: str, batch: int) -> float | None:
-    baseline, own = store.of(BASELINE, batch), store.of(case, batch)
-    if case == BASELINE or not baseline or not own:
-        return None
-    return median(m.tokens_per_s for m in own) / median(m.tokens_per_s for m in baseline)
-
-
 def _too_long(setting: Setting, job: Job, store: Store) -> str:
     if setting.topk != 1:
         return ""
@@ -179,22 +170,11 @@ def _too_long(setting: Setting, job: Job, store: Store) -> str:
 def _skip_rest(case: str, job: Job, store: Store, why: str, say: Say, *, for_good: bool = True) -> None:
     for batch in job.batches:
         if len(store.of(case, batch)) < job.repeats and (case, batch) not in store.skipped:
-            store.skip(case, batch, why, for_good=for_good)
-            say(f"{case}, batch {batch}: left out, {why}")
+            _leave_out(case, batch, why, store, say, for_good=for_good)
 
 
 class _ServerFailedError(Exception):
     """One started here did not start, or died."""
-
-
-def _key(flags: Sequence[str]) -> str | None:
-    """The key that the servers started here will want."""
-    for index, word in enumerate(flags):
-        if word == "--api-key":
-            return next(iter(flags[index + 1 :]), None)
-        if word.startswith("--api-key="):
-            return word.partition("=")[2]
-    return None
 
 
 @contextlib.contextmanager
@@ -218,7 +198,7 @@ def _server(case: str, setting: Setting | None, job: Job, logs: Path, say: Say) 
             result = wait(address, pid=child.pid, log=log, timeout_s=job.start_timeout_s)
             if result.state != "ready":
                 raise _ServerFailedError(f"server did not start: {result.reason} (log: {log})")
-            with client(address, timeout_s=_REQUEST_S, api_key=_key(job.flags)) as http:
+            with client(address, timeout_s=_REQUEST_S, api_key=job.api_key) as http:
                 try:
                     yield http
                 except UserError as error:

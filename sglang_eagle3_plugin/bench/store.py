@@ -110,10 +110,10 @@ class Store:
             raise UserError(f"{self.path.parent} holds {told}; give --out another directory")
         # A last line that was torn off was never reported.
         whole = data[: data.rfind(b"\n") + 1]
-        first, *others_ = [json.loads(line) for line in whole.decode().splitlines()] or [{"identity": {}}]
-        if any("measurement" in line for line in others_):
+        first, *rest = [json.loads(line) for line in whole.decode().splitlines()] or [{"identity": {}}]
+        if any("measurement" in line for line in rest):
             self._check(first["identity"], identity)
-            for line in others_:
+            for line in rest:
                 self._take(line)
             os.truncate(self.path, len(whole))
             return

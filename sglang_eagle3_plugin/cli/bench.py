@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def _job(given: dict[str, Any], flags: tuple[str, ...]) -> tuple[run.Job, dict[s
         flags=flags,
         start_timeout_s=given["start_timeout"],
         urls=urls,
-        api_key=given["api_key"],
+        api_key=_key(flags) or given["api_key"],
     )
     about = {
         "target": job.target or urls[plan.BASELINE],
@@ -178,6 +179,14 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     Path(name).chmod(0o644)
     Path(name).replace(path)
+
+
+def _key(flags: Sequence[str]) -> str | None:
+    """The one that servers started here will want."""
+    for word, following in zip_longest(flags, flags[1:]):
+        if word == "--api-key" or word.startswith("--api-key="):
+            return following if word == "--api-key" else word.partition("=")[2]
+    return None
 
 
 def _without_key(argv: list[str]) -> list[str]:

@@ -32,8 +32,12 @@ class Address:
     @property
     def url(self) -> str:
         """The address to put a path of the server behind."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.path}"
+        return f"{self.scheme}://{self.at}{self.path}"
+
+    @property
+    def at(self) -> str:
+        """Host and port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def is_loopback(self) -> bool:
@@ -93,8 +97,7 @@ def client(address: Address, *, timeout_s: float, api_key: str | None = None) ->
     if api_key and not (api_key.isascii() and api_key.isprintable()):
         raise UserError("the API key holds characters that a request can't carry; check --api-key and SGLANG_API_KEY")
     proxies = getproxies_environment()
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    outside = not (address.is_loopback or proxy_bypass(f"{host}:{address.port}", proxies) or proxy_bypass(address.host, proxies))
+    outside = not (address.is_loopback or proxy_bypass(address.at, proxies) or proxy_bypass(address.host, proxies))
     proxy = (proxies.get(address.scheme) or proxies.get("all")) if outside else None
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)  # `bench` decides how many are under way
     verify = _certificates() if address.scheme == "https" else True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -74,7 +74,7 @@ class LogProgress:
     _in_traceback: bool = False
     _harmless: bool = False
 
-    def catch_up(self, lines: Iterable[str], *, not_before: datetime, unstamped_too: bool) -> None:
+    def catch_up(self, lines: Sequence[str], *, not_before: datetime, unstamped_too: bool) -> None:
         """Take what the log held when it was first looked at, without what an earlier run wrote.
 
         Args:
@@ -82,14 +82,14 @@ class LogProgress:
             not_before: when this run can have begun, in local time. A line without a stamp is as old as the one before it.
             unstamped_too: whether the lines before the first stamp can be this run's.
         """
-        lines = list(lines)
-        ours = unstamped_too
-        if not any(_STAMP.match(line) for line in lines):
+        stamps, ours = [_STAMP.match(line) for line in lines], unstamped_too
+        if not any(stamps):
             # Another's stamps, such as a container's, or none: what follows the last start's first line is the last run's.
             starts = [number for number, line in enumerate(lines) if "server_args=" in line]
-            lines, ours = (lines[starts[-1] :], True) if starts else (lines, ours)
-        for line in lines:
-            if (at := _time(line)) is not None:
+            first, ours = (starts[-1], True) if starts else (0, ours)
+            lines, stamps = lines[first:], stamps[first:]
+        for line, stamp in zip(lines, stamps, strict=True):
+            if (at := _time(stamp)) is not None:
                 ours = at >= not_before
             if ours:
                 self.feed(line)
@@ -97,7 +97,7 @@ class LogProgress:
     def feed(self, line: str) -> None:
         """Take one line of the log."""
         stamp = _STAMP.match(line)
-        self._last_stamp = _time(line) or self._last_stamp
+        self._last_stamp = _time(stamp) or self._last_stamp
         # The line with all server arguments has ten thousand characters, a bar two hundred at most.
         if len(line) <= _LONGEST_BAR and all(mark in line for mark in _BAR_MARKS) and (bar := _BAR.search(line)):
             self._bar(bar)
@@ -208,8 +208,8 @@ class LogProgress:
             self.stage_left_s = None if "?" in bar["left"] else _seconds(bar["left"])
 
 
-def _time(line: str) -> datetime | None:
-    stamp = _STAMP.match(line)
+def _time(stamp: re.Match[str] | None) -> datetime | None:
+    """Of a line's stamp; None where there is none, or one that names no time."""
     try:
         return datetime.strptime(stamp.group(1), "%Y-%m-%d %H:%M:%S") if stamp else None
     except ValueError:

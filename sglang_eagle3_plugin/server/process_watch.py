@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -80,39 +80,10 @@ class ProcessWatch:
         return _count(self._cgroup) if self._cgroup is not None else 0
 
 
-def writers(path: Path) -> list[int]:
-    """Those of this user's processes that have a file open for writing."""
-    try:
-        wanted = path.stat()
-    except OSError:
-        return []
-    writing = []
-    for pid, _ in everyone():
-        try:
-            for fd in (PROC / str(pid) / "fd").iterdir():
-                found = fd.stat()
-                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) and _writes(pid, fd.name):
-                    writing.append(pid)
-                    break
-        except OSError:
-            continue
-    return writing
-
-
-def server_started(pids: list[int]) -> datetime | None:
-    """When the first of these processes that SGLang's name is in started, in local time: a copier of a log is none."""
-    started = []
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            one = stat(pid)
-            if one is not None and b"sglang" in (PROC / str(pid) / "cmdline").read_bytes():
-                started.append(one.started)
+def first_started(pids: Iterable[int]) -> datetime | None:
+    """When the first of these processes started, in local time; None where there is none."""
+    started = [one.started for one in map(stat, pids) if one is not None]
     return _clock(min(started)) if started else None
-
-
-def _writes(pid: int, fd: str) -> bool:
-    flags = re.search(r"^flags:\s*(\d+)", (PROC / str(pid) / "fdinfo" / fd).read_text(), re.MULTILINE)
-    return flags is not None and int(flags.group(1), 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _clock(ticks: int) -> datetime:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from sglang_eagle3_plugin.errors import UserError
 from sglang_eagle3_plugin.interpreter import Program, program
@@ -13,6 +17,11 @@ from sglang_eagle3_plugin.procfs import PROC, everyone
 from sglang_eagle3_plugin.server import address
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+_EVERYWHERE: dict[int, tuple[_Ip, ...]] = {
+    4: (ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)),  # a socket for all of IPv6 takes IPv4 too, as a rule
+    6: (ipaddress.IPv6Address(0),),
+}
 
 
 def tree(pid: int) -> list[int]:
@@ -26,7 +35,7 @@ def tree(pid: int) -> list[int]:
         raise UserError(f"there is no process {pid} on this machine; give the pid of a running SGLang server")
     top = pid
     # A shell, a supervisor or a test may have started several servers, and names SGLang too: no climbing into those.
-    while (parent := parents.get(top)) in parents and parent is not None and _holds_a_server(parent):
+    while (parent := parents.get(top)) in parents and parent is not None and holds_a_server(parent):
         top = parent
     found = {top}
     while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -66,7 +75,7 @@ def _launches(words: list[str]) -> bool:
     return run is not None and run.server_flags is not None
 
 
-def _holds_a_server(pid: int) -> bool:
+def holds_a_server(pid: int) -> bool:
     """Whether a process is the main one of a server: SGLang's own, or a module of SGLang or around it, as ``dynamo.sglang`` is."""
     run = _runs(_words(pid))
     return is_sglang(pid) or (run is not None and "sglang" in run.module.split("."))
@@ -109,24 +118,43 @@ def listening_on(url: str) -> int:
         here = "name a server that runs here by 127.0.0.1 or --pid"
         raise UserError(f"{where.host} is no address of this machine; run this command there, or {here}")
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(where.host, port)}
-    for pid, _ in everyone():
-        try:
-            if any(str(fd.readlink()) in sockets for fd in (PROC / str(pid) / "fd").iterdir()):
-                return pid
-        except OSError:
-            continue
+    for pid in _holders(lambda fd: str(fd.readlink()) in sockets):
+        return pid
     raise UserError(
         f"no process of yours on this machine listens on port {port}; run this where the server runs, as its user, or give --pid"
     )
+
+
+def writers(path: Path) -> list[int]:
+    """Those of this user's processes that have a file open for writing."""
+    try:
+        wanted = path.stat()
+    except OSError:
+        return []
+    return list(_holders(lambda fd: os.path.samestat(fd.stat(), wanted) and _writes(fd)))
+
+
+def _writes(fd: Path) -> bool:
+    flags = re.search(r"^flags:\s*(\d+)", (fd.parent.parent / "fdinfo" / fd.name).read_text(), re.MULTILINE)
+    return flags is not None and int(flags.group(1), 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _holders(holds: Callable[[Path], bool]) -> Iterator[int]:
+    """Those of this user's processes that have a file open, in /proc/PID/fd, of which ``holds`` is true."""
+    for pid, _ in everyone():
+        try:
+            if any(holds(fd) for fd in (PROC / str(pid) / "fd").iterdir()):
+                yield pid
+        except OSError:
+            continue
 
 
 def _is_ours(host: str) -> bool:
     """Whether a host is this machine: its own name, or an address that a socket can be bound to here."""
     if host.lower() == socket.gethostname().lower():
         return True
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+    found = _resolved(host)
+    if not found:
         # A name of ours that nothing resolves: in a container, say.
         return host.lower() == socket.getfqdn().lower()
     for family, kind, protocol, _, place in found:
@@ -152,22 +180,20 @@ def _listening_inodes(host: str, port: int) -> list[str]:
             digits, _, number = words[1].rpartition(":")
             if words[3] == "0A" and int(number, 16) == port:
                 at.setdefault(_address(digits), []).append(words[9])
-    for wanted in _addresses(host):
-        # The very address comes before all of its family, and a socket for all of IPv6 takes IPv4 too, as a rule.
-        everywhere = [ipaddress.ip_address("::")] if wanted.version == 6 else list(map(ipaddress.ip_address, ("0.0.0.0", "::")))  # noqa: S104
-        for own in (wanted, *everywhere):
+    for *_, place in _resolved(host):
+        wanted = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        for own in (wanted, *_EVERYWHERE[wanted.version]):
             if own in at:
                 return at[own]
     return [inode for inodes in at.values() for inode in inodes]
 
 
-def _addresses(host: str) -> list[_Ip]:
-    """Of a host, in the order in which a connection tries them."""
+def _resolved(host: str) -> Sequence[_Found]:
+    """Of a host, in the order in which a connection tries them; nothing where the name means nothing here."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
 
 
 def _address(digits: str) -> _Ip:

@@ -22,7 +22,7 @@ from sglang_eagle3_plugin.server import processes, start_times
 from sglang_eagle3_plugin.server.address import Address, client
 from sglang_eagle3_plugin.server.log_follow import LogFollower
 from sglang_eagle3_plugin.server.log_progress import LogProgress
-from sglang_eagle3_plugin.server.process_watch import ProcessWatch, server_started, writers
+from sglang_eagle3_plugin.server.process_watch import ProcessWatch, first_started
 
 _LOOK_S = 0.2
 """How often the process and the log are looked at."""
@@ -152,8 +152,11 @@ class _Waiting:
         if since is None:
             since = datetime.now() - timedelta(seconds=_OLD_LINES_S)
             # A server started again a moment ago appends to what the one before it left.
-            writing = writers(log.path)
-            since, self.written = max(since, server_started(writing) or since), bool(writing)
+            writing = processes.writers(log.path)
+            since = max(
+                since, first_started(filter(processes.holds_a_server, writing)) or since
+            )  # one that copies the log is no server
+            self.written = bool(writing)
         not_before = since - timedelta(seconds=1)  # stamps have whole seconds
         lines, modified = log.held()
         # Unstamped words are an interpreter's last ones, and a process that lives has not said them.
@@ -181,10 +184,10 @@ class _Waiting:
 
     def _writer_left(self, log: LogFollower) -> bool:
         """Whether the last words are an exception, and who wrote them has gone: others log exceptions that they survive."""
-        if time.monotonic() < self.next_look:
+        if (self.written and not self.progress.uncaught) or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + _WRITER_S
-        writes = bool(writers(log.path))
+        writes = bool(processes.writers(log.path))
         self.written |= writes
         return self.written and not writes and bool(self.progress.uncaught)
 

@@ -361,54 +361,48 @@ class TestCommand:
         assert "differs in" in err
 
     def test_a_draft_trained_since_is_another(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        argv = tmp_path / "argv.txt"
-        run(capsys, *self.sweep(tmp_path, argv))
+        run(capsys, *self.sweep(tmp_path))
         (tmp_path / "draft" / "model.safetensors").write_bytes(b"trained again")
-        code, _, err = run(capsys, *self.sweep(tmp_path, argv))
+        code, _, err = run(capsys, *self.sweep(tmp_path))
         assert code == 2
         assert "differs in draft's files" in err
 
     def test_a_setting_whose_server_dies_does_not_keep_the_others_from_being_measured(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        argv = tmp_path / "argv.txt"
-        _, text, err = run(capsys, *self.sweep(tmp_path, argv, dies_under_load_with_steps=1))
+        _, text, err = run(capsys, *self.sweep(tmp_path, dies_under_load_with_steps=1))
         assert "steps 1, topk 1, tokens 2, batch 1: left out, its server failed" in err
         assert "steps1-topk1-tokens2.log" in err
         assert "| steps 3, topk 1, tokens 4 |" in text
         # What failed once may not fail again: it is tried, and the others are not measured anew.
-        started = len(argv.read_text().splitlines())
-        _, text, _ = run(capsys, *self.sweep(tmp_path, argv))
-        assert len(argv.read_text().splitlines()) == started + 1
+        started = len(self.started(tmp_path))
+        _, text, _ = run(capsys, *self.sweep(tmp_path))
+        assert len(self.started(tmp_path)) == started + 1
         assert "| steps 1, topk 1, tokens 2 |" in text
         assert "Left out" not in text
 
     def test_a_hopeless_setting_is_not_measured_again(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        argv = tmp_path / "argv.txt"
-        run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02))
-        started = len(argv.read_text().splitlines())
-        _, text, _ = run(capsys, *self.sweep(tmp_path, argv, accepted="(1, 0)", slower=0.02), "--batch", "1,2,3")
-        assert len(argv.read_text().splitlines()) == started + 1, "the baseline's alone"
+        run(capsys, *self.sweep(tmp_path, accepted="(1, 0)", slower=0.02))
+        started = len(self.started(tmp_path))
+        _, text, _ = run(capsys, *self.sweep(tmp_path, accepted="(1, 0)", slower=0.02), "--batch", "1,2,3")
+        assert len(self.started(tmp_path)) == started + 1, "the baseline's alone"
         assert "3 at once: at batch 1 it reached" in text
 
     def test_flags_are_told_of_a_setting_of_an_earlier_call(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        argv = tmp_path / "argv.txt"
-        run(capsys, *self.sweep(tmp_path, argv))
-        _, text, _ = run(capsys, *self.sweep(tmp_path, argv), "--num-steps", "1")
+        run(capsys, *self.sweep(tmp_path))
+        _, text, _ = run(capsys, *self.sweep(tmp_path), "--num-steps", "1")
         assert "Serve it with `--speculative-algorithm EAGLE3 --speculative-num-steps 3" in text
 
     def test_a_key_of_the_servers_own_is_sent_and_not_written_down(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        argv = tmp_path / "argv.txt"
-        code, _, err = run(capsys, *self.sweep(tmp_path, argv, api_key="s3cret"), "--", "--api-key", "s3cret")
+        code, _, err = run(capsys, *self.sweep(tmp_path, api_key="s3cret"), "--", "--api-key", "s3cret")
         assert (code, err.count("401")) == (0, 0)
         assert not [path for path in (tmp_path / "out").glob("*.*") if b"s3cret" in path.read_bytes()]
 
     def test_servers_are_started_for_each_setting(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        argv = tmp_path / "argv.txt"
-        code, text, _ = run(capsys, *self.sweep(tmp_path, argv), "--", "--tp", "2")
-        started = argv.read_text().splitlines()
+        code, text, _ = run(capsys, *self.sweep(tmp_path), "--", "--tp", "2")
+        started = self.started(tmp_path)
         assert len(started) == 3
         assert all("--tp 2" in line for line in started)
         assert "--speculative-num-steps" not in started[0]
@@ -419,16 +413,14 @@ class TestCommand:
     def test_a_longer_chain_is_left_out_when_the_shorter_ones_end_is_useless(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        argv = tmp_path / "argv.txt"
-        _, text, _ = run(capsys, *self.sweep(tmp_path, argv, accepted="(0,)"))
-        assert len(argv.read_text().splitlines()) == 2
+        _, text, _ = run(capsys, *self.sweep(tmp_path, accepted="(0,)"))
+        assert len(self.started(tmp_path)) == 2
         assert "Left out" in text
 
     def test_a_setting_that_does_not_start_is_left_out_with_the_reason(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        argv = tmp_path / "argv.txt"
-        _, text, _ = run(capsys, *self.sweep(tmp_path, argv, dies_with_steps=3))
+        _, text, _ = run(capsys, *self.sweep(tmp_path, dies_with_steps=3))
         assert "RuntimeError: no memory left for the draft" in text
 
     @pytest.mark.parametrize(
@@ -448,10 +440,14 @@ class TestCommand:
         assert code == 2
         assert "Traceback" not in err
 
-    def sweep(self, tmp_path: Path, argv: Path, **behaviour: Any) -> list[str]:
+    def started(self, tmp_path: Path) -> list[str]:
+        """The command lines of the servers that a sweep has started."""
+        return (tmp_path / "argv.txt").read_text().splitlines()
+
+    def sweep(self, tmp_path: Path, **behaviour: Any) -> list[str]:
         for name in ("target", "draft"):
             (tmp_path / name).mkdir(exist_ok=True)
-        python = standin_python(tmp_path, argv, **behaviour)
+        python = standin_python(tmp_path, tmp_path / "argv.txt", **behaviour)
         models = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
         return [*self.arguments(tmp_path / "out"), *models, "--python", str(python), "--num-steps", "1,3"]
 

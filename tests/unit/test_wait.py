@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -71,9 +72,21 @@ def free_port() -> int:
         return port
 
 
+KILLED_CHILD = (
+    "import os, signal, time\npid = os.fork()\nif not pid:\n    time.sleep(60)\n"
+    "time.sleep(0.5); os.kill(pid, signal.SIGKILL); time.sleep(60)"
+)
+
+
+def process(
+    code: str, *words: str, name: str = sys.executable, **more: Any
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    return running(name, "-c", code, *words, executable=sys.executable, **more)
+
+
 @contextlib.contextmanager
-def process(code: str) -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen([sys.executable, "-c", code])
+def running(*argv: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(argv, **more)
     try:
         yield child
     finally:
@@ -146,12 +159,8 @@ class TestReadiness:
         port = free_port()
         with process("import time; time.sleep(60)") as launcher:
             time.sleep(0.1)
-            server = subprocess.Popen([sys.executable, "-c", serve, str(port)], stderr=subprocess.DEVNULL)
-            try:
+            with process(serve, str(port), stderr=subprocess.DEVNULL):
                 assert wait(parse(f"127.0.0.1:{port}"), pid=launcher.pid, timeout_s=20).state == "ready"
-            finally:
-                server.kill()
-                server.wait()
 
     def test_another_program_at_the_port_of_another_address_is_not_asked_about(self) -> None:
         with process("import time; time.sleep(60)") as child, standin(lambda _: 200) as (url, _):
@@ -211,11 +220,7 @@ class TestDeath:
 
     def test_a_killed_child_whose_parent_waits_for_ever(self) -> None:
         # What 0.5.9 does when its scheduler is killed: the launcher sits on a pipe.
-        code = (
-            "import os, signal, time\npid = os.fork()\nif not pid:\n    time.sleep(60)\n"
-            "time.sleep(0.5); os.kill(pid, signal.SIGKILL); time.sleep(60)"
-        )
-        with process(code) as child:
+        with process(KILLED_CHILD) as child:
             result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, timeout_s=30)
         assert result.state == "failed"
         assert "its process" in result.reason
@@ -257,13 +262,9 @@ class TestLog:
         log = tmp_path / "log"
         log.write_text(f"{stamp()}] Scheduler hit an exception: Traceback (most recent call last):\nValueError: before\n")
         time.sleep(2.5)
-        with log.open("a") as appended:
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "sglang"], stdout=appended)
-        try:
+        with log.open("a") as appended, process("import time; time.sleep(60)", name="sglang::launcher", stdout=appended):
+            appended.close()
             assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=1).state == "timeout"
-        finally:
-            child.kill()
-            child.wait()
 
     @pytest.mark.parametrize(
         ("said", "told"),
@@ -289,13 +290,9 @@ class TestLog:
         log = tmp_path / "log"
         after = "time.sleep(60)" if survives else ""
         code = f"import sys, time, traceback\ntry: 1 / 0\nexcept: traceback.print_exc()\ntime.sleep(2.5)\n{after}"
-        with log.open("w") as written:
-            server = subprocess.Popen([sys.executable, "-c", code], stderr=written)
-        try:
+        with log.open("w") as written, process(code, stderr=written):
+            written.close()
             result = wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=6)
-        finally:
-            server.kill()
-            server.wait()
         assert (result.state, "ZeroDivisionError" in result.reason) == (("timeout", False) if survives else ("failed", True))
 
     def test_the_last_words_of_a_process_need_no_newline(self, tmp_path: Path) -> None:
@@ -317,11 +314,7 @@ class TestLog:
             "AttributeError: 'NoneType' object has no attribute 'close'\n"
             f"{stamp()} TP0] Load weight begin. avail mem=1.00 GB\n"
         )
-        code = (
-            "import os, signal, time\npid = os.fork()\nif not pid:\n    time.sleep(60)\n"
-            "time.sleep(0.5); os.kill(pid, signal.SIGKILL); time.sleep(60)"
-        )
-        with process(code) as child:
+        with process(KILLED_CHILD) as child:
             result = wait(parse(f"127.0.0.1:{free_port()}"), pid=child.pid, log=log, timeout_s=30)
         assert result.reason.startswith("its process")
         assert "NoneType" not in result.reason
@@ -377,14 +370,10 @@ class TestLog:
         remote, log = tmp_path / "remote", tmp_path / "log"
         remote.write_text(f"{stamp()}] Scheduler hit an exception: Traceback (most recent call last):\nValueError: x\n")
         time.sleep(2.5)
-        with log.open("w") as copied:
-            copier = subprocess.Popen(["tail", "-n", "+1", "-f", str(remote)], stdout=copied)
-        try:
+        with log.open("w") as copied, running("tail", "-n", "+1", "-f", str(remote), "sglang.log", stdout=copied):
+            copied.close()
             time.sleep(0.3)
             assert wait(parse(f"127.0.0.1:{free_port()}"), log=log, timeout_s=5).state == "failed"
-        finally:
-            copier.kill()
-            copier.wait()
 
     def test_a_line_of_dashes_takes_no_time(self) -> None:
         progress = LogProgress()
